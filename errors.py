@@ -8,6 +8,7 @@
         ArenaFull                   the memory shared with other workers is used up
         CollectiveError             between workers
             CollectiveTimeout, PlanTimeout, CollectiveAborted, NoRank, PlanMismatch, PeerLost, TransportError
+        LostValue                   a tensor has no value any more
         ProgramError                a collective's program is wrong: a bug of manygrad
         CheckpointError             a checkpoint was not saved, or cannot be loaded
             OtherRankFailed
@@ -132,8 +133,8 @@ class CollectiveAborted(CollectiveError):
 
 
 class NoRank(CollectiveAborted):
-    """This process takes part in no collective any more: its rank has ended, or it is a forked child of one. Fields:
-    rank, reason."""
+    """This process takes part in no collective any more: its rank has ended or has left its world, or it is a
+    forked child of one. Fields: rank, reason."""
 
     def message(self) -> str:
         return f"this process does not communicate as rank {self.fields['rank']}: {self.fields['reason']}"
@@ -192,6 +193,10 @@ class OtherRankFailed(CheckpointError):
 
 
 # --- scheduling and running
+
+
+class LostValue(ManygradError, RuntimeError):
+    """A tensor has no value any more: an assignment has failed, its worker has left its world, or this is a fork."""
 
 
 class NoOrder(ManygradError, RuntimeError):

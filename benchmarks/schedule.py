@@ -41,12 +41,13 @@ def measure(workers: int, repeats: int, layers: int, dim: int, profile: int) -> 
     from manygrad import Tensor, schedule, world
     from manygrad.collectives import build, choose
     from manygrad.collectives.wanted import describe
+    from manygrad.multi.world import Membership
     from manygrad.nn.optim import AdamW
     from manygrad.nn.state import get_parameters
     from manygrad.runtime.engine import realize as engine
     from manygrad.tensor.uop import GroupOp, Ops, UOp, passes
 
-    world.join(rank=0, size=workers, local_rank=0, local_size=1, devices_per_node=1, job="null", epoch=0)
+    world.show(Membership(size=workers))
     model = GPT(65, 64, layers, 4, dim)
     for p in get_parameters(model):
         p.shard_(world.devices)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from manygrad import Tensor
-from manygrad.multi.world import World
+from manygrad.multi.world import Membership, World
 from manygrad.runtime.codegen.kernel import passes as codegen
 from manygrad.runtime.codegen.loops.show import show as show_tree
 from manygrad.runtime.codegen.pipeline import prepare
@@ -41,9 +41,7 @@ MACHINE = Machine(64, 32, 1 << 20, cores=2)
 
 @contextlib.contextmanager
 def worker_0_of_2() -> Iterator[World]:
-    world = World()
-    world.device_kind = "CPU"
-    world.join(rank=0, size=2, local_rank=0, local_size=2, devices_per_node=1, job="docs", epoch=0)
+    world = World(Membership(rank=0, size=2, local_rank=0, local_size=2, devices_per_node=1), "CPU")
     with use(Runtime(world=world)):
         yield world
 

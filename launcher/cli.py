@@ -73,6 +73,7 @@ def check_target(job: Job) -> None:
 
 def run_here(job: Job) -> int:
     """A world of one: run the script in this process. Its exceptions and exit codes are Python's own."""
+    from manygrad.multi.world import Membership
     from manygrad.runtime.current import current
     from manygrad.tensor.environment import DEVICE
 
@@ -82,7 +83,7 @@ def run_here(job: Job) -> int:
     world = current().world
     if job.device:  # (DEVICE was read when manygrad was imported)
         os.environ["DEVICE"] = DEVICE.common = world.device_kind = job.device
-    world.join(rank=0, size=1, local_rank=0, local_size=1, devices_per_node=job.devices_per_node, job="local", epoch=0)
+    world.show(Membership(devices_per_node=job.devices_per_node))
     for name, value in {
         "RANK": "0",
         "WORLD_SIZE": "1",

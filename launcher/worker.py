@@ -17,6 +17,7 @@ import signal
 import socket
 import sys
 import traceback
+from dataclasses import fields
 from types import TracebackType
 from typing import Any
 
@@ -68,15 +69,16 @@ def finish(spec: WorkerSpec, channel: Any) -> None:
     try:
         gc.collect()  # what destructors of the script's objects do belongs to the run, too
         if not channel.has_failed:
-            channel.threads.check()  # an error in a thread of ours that nobody has waited for
+            for threads in (channel.threads, current().epoch.threads):
+                threads.check()  # an error in a thread of ours that nobody has waited for
             channel.send("finished", **channel.position(), **channel.counters())
             channel.wait(lambda: channel.released, float("inf"), "the other ranks to finish")
     except BaseException as e:
         report_failure(e, spec, channel)
     finally:
-        current().end()
+        left = current().end()
         channel.close()
-        if left := channel.threads.close(THREADS_S):
+        if left := [*left, *channel.threads.close(THREADS_S)]:
             sys.stderr.write(f"rank {spec.rank} ends while its threads still run: {', '.join(left)}\n")
 
 
@@ -90,6 +92,7 @@ def die_with(agent_pid: int) -> None:
 
 def join(spec: WorkerSpec, channel: Any) -> None:
     """Rendezvous: tell the driver this rank's card, wait for everyone's, connect."""
+    from manygrad.multi.world import Membership
     from manygrad.runtime.current import current
     from manygrad.runtime.profile.counters import steps_taken
 
@@ -97,11 +100,11 @@ def join(spec: WorkerSpec, channel: Any) -> None:
     from .plans import hooks_over
 
     runtime = current()
-    rank, size = spec.rank, spec.size
+    me = Membership(**{f.name: getattr(spec, f.name) for f in fields(Membership)})
     sys.path.extend(p for p in spec.sys_path if p not in sys.path and os.path.isdir(p))
     module, _, name = spec.endpoint.partition(":")
     endpoint = getattr(importlib.import_module(module), name)(
-        rank=rank, size=size, job=spec.job, epoch=spec.epoch, bind_host=spec.bind_host
+        rank=me.rank, size=me.size, job=me.job, epoch=me.epoch, bind_host=spec.bind_host
     )
     channel.on_abort, channel.counters = endpoint.abort, lambda: counters(endpoint, runtime.communication)
     channel.waiting, channel.meanwhile = endpoint.waiting, endpoint.keep_going
@@ -120,17 +123,7 @@ def join(spec: WorkerSpec, channel: Any) -> None:
     channel.wait(lambda: bool(channel.cards), spec.start_timeout_s, "all ranks to start")
     endpoint.connect(channel.cards, deadline_s=spec.start_timeout_s)
     os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = channel.master[0], str(channel.master[1])
-    runtime.world.join(
-        rank=rank,
-        size=size,
-        local_rank=spec.local_rank,
-        local_size=spec.local_size,
-        devices_per_node=spec.devices_per_node,
-        job=spec.job,
-        epoch=spec.epoch,
-    )
-    runtime.world.link = endpoint.link
-    runtime.connect(endpoint, hooks_over(channel))
+    runtime.enter(me, endpoint, hooks_over(channel))
     channel.entered, channel.steps = lambda: runtime.communication.entered, steps_taken
 
     def become_child() -> None:

@@ -1,13 +1,16 @@
 """Who this worker is: rank, size and the global device names.
 
-`manygrad.world` is that of the process's own Runtime (`runtime/runtime.py`). A plain process is a world of one; the
-launcher replaces the fields by `world.join(...)` before the user's script starts. Global device names carry the node:
-`CPU:0@2` is CPU 0 of node 2; without `@` a name means this node's own device.
+`manygrad.world` is that of the process's own Runtime (`runtime/runtime.py`), one object for the whole life of the
+process, which shows the Membership of the epoch it is in. A plain process is a world of one; the launcher has it enter
+epoch 0 before the user's script starts. Global device names carry the node: `CPU:0@2` is CPU 0 of node 2; without `@` a
+name means this node's own device.
 """
 
 from __future__ import annotations
 
 import os
+import re
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from manygrad.tensor.engine import engine
@@ -23,30 +26,53 @@ class Link(NamedTuple):
     piece_nbytes: int = 0  # collectives are cut in messages of so many bytes; 0: they are not
 
 
+@dataclass(frozen=True)
+class Membership:
+    """What one worker is in one epoch of a job: `rank` of `size` workers, `local_rank` of the `local_size` on its host.
+    Raises `ValueError` for what no worker can be."""
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    local_size: int = 1
+    devices_per_node: int = 1
+    job: str = "local"
+    epoch: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.size:
+            raise ValueError(f"rank {self.rank} is outside 0..{self.size - 1}")
+        if self.devices_per_node < 1:
+            raise ValueError(f"devices_per_node must be at least 1, got {self.devices_per_node}")
+
+    def __str__(self) -> str:
+        return f"epoch {self.epoch} of job {self.job!r}, as rank {self.rank} of {self.size}"
+
+
 class World:
     """`rank` of `size` workers, each with `devices_per_node` devices of kind `device_kind`.
 
     `devices` are the global names in rank order, the tuple to `shard` over; `local_devices` are this worker's own.
-    `link`: the slowest one between two workers, where there are several.
+    `link`: the slowest one between two workers, where there are several. What a Membership says is an attribute here,
+    too.
     """
 
-    def __init__(self) -> None:
-        self.rank, self.size, self.local_rank, self.local_size = 0, 1, 0, 1
-        self.devices_per_node = 1
-        self.device_kind = os.environ.get("DEVICE", "CPU").split(":")[0].upper()
-        self.job, self.epoch = "local", 0
-        self.link: Link | None = None
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    devices_per_node: int
+    job: str
+    epoch: int
 
-    def join(
-        self, *, rank: int, size: int, local_rank: int, local_size: int, devices_per_node: int, job: str, epoch: int
-    ) -> None:
-        """Become worker `rank` of `size`; called once by the launcher's worker."""
-        if not 0 <= rank < size:
-            raise ValueError(f"rank {rank} is outside 0..{size - 1}")
-        if devices_per_node < 1:
-            raise ValueError(f"devices_per_node must be at least 1, got {devices_per_node}")
-        self.rank, self.size, self.local_rank, self.local_size = rank, size, local_rank, local_size
-        self.devices_per_node, self.job, self.epoch = devices_per_node, job, epoch
+    def __init__(self, membership: Membership | None = None, device_kind: str | None = None) -> None:
+        self.device_kind = device_kind or os.environ.get("DEVICE", "CPU").split(":")[0].upper()
+        self.show(membership or Membership())
+
+    def show(self, membership: Membership, link: Link | None = None) -> None:
+        """From now on this is the world of another epoch."""
+        self.membership, self.link = membership, link
+        vars(self).update(vars(membership))
 
     def node_devices(self, rank: int) -> tuple[str, ...]:
         names = tuple(f"{self.device_kind}:{i}" for i in range(self.devices_per_node))
@@ -93,6 +119,15 @@ def rank_of(device: str, own: int) -> int:
     """Rank of the worker that owns `device`, as the worker `own` names it."""
     _, _, node = device.partition("@")
     return int(node) if node else own
+
+
+_OF_A_RANK = re.compile(r"(?!DISK:).*@\d+")
+
+
+def is_of_a_rank(device: str | tuple[str, ...] | None) -> bool:
+    """Whether a worker is named by its rank: such a name means another one in another epoch."""
+    names = (device,) if isinstance(device, str) else device or ()
+    return any(_OF_A_RANK.fullmatch(d) for d in names)
 
 
 def own() -> World:

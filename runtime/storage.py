@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from manygrad.errors import LostValue
+from manygrad.multi.world import is_of_a_rank
 from manygrad.runtime.buffer import Buffer
 from manygrad.runtime.current import current
-from manygrad.tensor.stored import LOST
-from manygrad.tensor.uop import UOp
+from manygrad.tensor.engine import engine
+from manygrad.tensor.lock import locked
+from manygrad.tensor.storage import LIVE
+from manygrad.tensor.stored import HISTORY, LOST
+from manygrad.tensor.uop import Ops, UOp, standing_on, toposort
 from manygrad.tensor.uop.shape import local_shape, numel
 from manygrad.tensor.uop.table import Table
 
@@ -21,7 +26,7 @@ def storage(u: UOp) -> Buffer | list[Buffer | None]:
     found = STORAGE.get(u)
     if found is None:
         if (why := LOST.get(u)) is not None:
-            raise RuntimeError(why)
+            raise LostValue(why)
         spec = u.arg
         if isinstance(spec.device, str):
             found = Buffer(spec.device, numel(spec.shape), spec.dtype)
@@ -43,3 +48,23 @@ def lose(nodes: Iterable[UOp], is_gone: Callable[[Any], bool], why: str) -> None
         if any(b is not None and b.is_allocated and is_gone(b.handle) for b in parts):
             LOST[u] = why
             STORAGE.pop(u)
+
+
+@locked
+def lose_shared(why: str) -> None:
+    """All values are lost that lie on devices named by ranks, or are yet to be computed from such a one."""
+    live = list(LIVE)
+    roots = nodes = toposort([t.uop for t in live])
+    while roots:  # what backward() would follow
+        before = {*nodes}
+        roots = [h[0] for u in roots if (h := HISTORY.get(u)) is not None and h[0] is not None]
+        roots = [u for u in toposort(roots) if u not in before]
+        nodes = [*nodes, *roots]
+    for u in nodes:
+        if u.op is Ops.BUFFER and is_of_a_rank(u.device):
+            LOST[u] = why
+            STORAGE.pop(u)
+    shared = standing_on([t.uop for t in live], lambda u: is_of_a_rank(u.device))
+    for t in live:
+        if t.uop in shared:
+            engine().lose(t, why)

@@ -18,12 +18,14 @@ from contextvars import ContextVar
 
 import numpy as np
 
+from manygrad.errors import LostValue
 from manygrad.runtime.buffer import Buffer
 from manygrad.runtime.current import current
 from manygrad.runtime.storage import STORAGE, storage
 from manygrad.schedule.plan import Plan, spans_workers
 from manygrad.tensor.environment import COLLECTIVE_TIMEOUT_S
 from manygrad.tensor.source import LINE
+from manygrad.tensor.stored import LOST
 from manygrad.tensor.threads import ScopedThread
 from manygrad.tensor.uop import GroupOp, Ops, UOp
 
@@ -52,7 +54,12 @@ class Agreement:
     """One plan on its way: begun before its kernels are compiled, ended before it runs."""
 
     def __init__(self, plan: Plan, linear: UOp, buffers: list[UOp]):
-        hooks, compared = current().communication.hooks, current().communication.compared
+        communication = current().communication
+        for u in buffers:  # (before others are told of a plan that cannot run)
+            if u not in STORAGE and (why := LOST.get(u)) is not None:
+                raise LostValue(why)
+        communication.check()
+        hooks, compared = communication.hooks, communication.compared
         self.plan, self.buffers = plan, buffers
         self.tell = None if hooks is None or _exempt.get() else hooks.compare_values
         first = plan.key not in compared
@@ -63,7 +70,7 @@ class Agreement:
         self.thread: ScopedThread | None = None
         self.values, self.digests = values, list[tuple[int, str, str]]()
         if values and self.tell is not None:
-            self.thread = current().threads.start("manygrad-digest", self._compare, f"{plan.key:x}.{round}")
+            self.thread = current().epoch.threads.start("manygrad-digest", self._compare, f"{plan.key:x}.{round}")
 
     def _compare(self, name: str) -> None:
         assert self.tell is not None

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+from manygrad.errors import NoRank
 from manygrad.native.additions import TEXT_BITS
 from manygrad.native.memory import table
 from manygrad.runtime.profile.counters import GlobalCounters
@@ -53,6 +54,8 @@ class Communication:
     times: Times = field(default_factory=Times, compare=False)
     compared: dict[int, int] = field(default_factory=dict)  # plan -> the last round in which its values were compared
     checks: int = 0  # calls of `assert_equal`
+    why_left: str = ""  # not empty once this process communicates no more
+    rank: int = 0  # it had by then
     _lane: Lane | None = None
     _spending: bool = False
 
@@ -125,9 +128,14 @@ class Communication:
 
     def leave(self, why: str) -> None:
         """From now on this process makes no plans with others; who asks for one gets `NoRank`, as from the endpoint."""
-        from manygrad.errors import NoRank
+        self.why_left, self.rank = why, self.endpoint.rank if self.endpoint is not None else 0
+        self.hooks = Hooks(self.check, self.check)
 
-        def refuse(*_: Any) -> Any:
-            raise NoRank(rank=self.endpoint.rank if self.endpoint is not None else 0, reason=why)
+    def check(self, *_: Any) -> Any:
+        """Raises `NoRank` once this process has left."""
+        if self.why_left:
+            raise NoRank(rank=self.rank, reason=self.why_left)
 
-        self.hooks = Hooks(refuse, refuse)
+    def forget(self) -> None:
+        """After `leave`: nothing holds the endpoint, and with it the arena, any more."""
+        self.endpoint = self._lane = None

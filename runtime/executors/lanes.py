@@ -51,7 +51,7 @@ class Work(Protocol):
 
 
 class Lane:
-    """Runs what it is given in order, in a thread of the Runtime's scope, which ends with it. For one caller at a time.
+    """Runs what it is given in order, in a thread of the epoch's scope, which ends with it. For one caller at a time.
     `endpoint`: in whose waits what has come meanwhile is begun."""
 
     def __init__(self, endpoint: Endpoint | None = None) -> None:
@@ -68,7 +68,7 @@ class Lane:
         """Returns a number to `wait` for."""
         if self._thread is None:
             queue, done = self._queue, self._done  # (not this lane, which ends the thread when nobody holds it)
-            self._thread = current().threads.start(
+            self._thread = current().epoch.threads.start(
                 "manygrad-collectives",
                 *(_serve, queue, done, self._endpoint),
                 stop=lambda: queue.put(None),
@@ -89,7 +89,7 @@ class Lane:
                 if self._thread is not None:
                     self._thread.check()
                 if self._thread is None or not self._thread.is_alive():
-                    raise RuntimeError("the thread of the collectives has ended, with its Runtime")
+                    raise RuntimeError("the thread of the collectives has ended, with its epoch")
                 done.changed.wait(LOOK_S)
             if done.error is not None and done.failed <= number:
                 raise done.error

@@ -22,7 +22,7 @@ import numpy as np
 from manygrad import Tensor
 from manygrad.collectives.transport.endpoint import Borrowed, Ticket
 from manygrad.collectives.transport.wire import MessageKey
-from manygrad.multi.world import World
+from manygrad.multi.world import Membership, World
 from manygrad.native.memory import bytes_at
 from manygrad.runtime.buffer import Buffer
 from manygrad.runtime.current import current, use
@@ -41,17 +41,16 @@ Parts = list[np.ndarray | None]  # of one tensor: by device; None for what anoth
 @contextlib.contextmanager
 def workers(size: int, devices_per_node: int = 1, kind: str = "CPU") -> Iterator[World]:
     """The world as rank 0 of `size` workers sees it; programs are built inside."""
-    world = World()
-    world.device_kind = kind
-    world.join(rank=0, size=size, local_rank=0, local_size=size, devices_per_node=devices_per_node, job="test", epoch=0)
+    world = World(Membership(rank=0, size=size, local_rank=0, local_size=size, devices_per_node=devices_per_node), kind)
     with use(Runtime(world=world)):
         yield world
 
 
 def runtime_of(rank: int) -> Runtime:
     """That of another rank of the current world."""
-    world = World()
-    vars(world).update(vars(current().world), rank=rank)
+    mine = current().world
+    world = World(replace(mine.membership, rank=rank), mine.device_kind)
+    world.link = mine.link
     return Runtime(world=world)
 
 

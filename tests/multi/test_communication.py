@@ -10,7 +10,7 @@ import pytest
 from manygrad import Tensor, Variable, nn
 from manygrad.collectives.wanted import group_of
 from manygrad.multi.small_first import SMALL
-from manygrad.multi.world import Link, World
+from manygrad.multi.world import Link, Membership, World
 from manygrad.nn.state import get_parameters
 from manygrad.runtime.current import use
 from manygrad.runtime.runtime import Runtime
@@ -140,9 +140,7 @@ def test_all_gradients_of_an_optimiser_step_are_one_all_reduce() -> None:
 @pytest.fixture
 def four_workers() -> Iterator[World]:
     """This process as worker 1 of 4 with 2 devices, on NULL."""
-    me = World()
-    me.device_kind = "NULL"
-    me.join(rank=1, size=4, local_rank=1, local_size=4, devices_per_node=2, job="test", epoch=0)
+    me = World(Membership(rank=1, size=4, local_rank=1, local_size=4, devices_per_node=2), "NULL")
     with use(Runtime(world=me)):
         yield me
 
@@ -156,9 +154,9 @@ def test_names_of_the_world(four_workers: World) -> None:
     with pytest.raises(ValueError, match=r"node 4 does not exist, the world has 4 \(0\.\.3\)"):
         Tensor([1.0]).to("NULL:0@4")
     with pytest.raises(ValueError, match=r"rank 4 is outside 0\.\.3"):
-        World().join(rank=4, size=4, local_rank=0, local_size=1, devices_per_node=1, job="", epoch=0)
+        Membership(rank=4, size=4)
     with pytest.raises(ValueError, match="devices_per_node must be at least 1"):
-        World().join(rank=0, size=4, local_rank=0, local_size=1, devices_per_node=0, job="", epoch=0)
+        Membership(rank=0, size=4, devices_per_node=0)
 
 
 def test_a_worker_schedules_its_own_devices_only(four_workers: World) -> None:

@@ -8,13 +8,11 @@ import pytest
 from manygrad import Tensor, TinyJit, nn, values_may_differ, world
 from manygrad.errors import LaunchError
 from manygrad.launcher.api import launch
-from manygrad.multi.world import World
+from manygrad.multi.world import Membership, World
 
 
 def world_of(rank: int, size: int, per_node: int = 1) -> World:
-    w = World()
-    w.join(rank=rank, size=size, local_rank=0, local_size=1, devices_per_node=per_node, job="j", epoch=0)
-    return w
+    return World(Membership(rank, size, devices_per_node=per_node))
 
 
 def test_groups_are_neighbours() -> None:

@@ -14,7 +14,7 @@ from manygrad import Context, Tensor, nn
 from manygrad.multi.placement import REPLICATE, Partial, Shard
 from manygrad.multi.rules import placement, store_spec
 from manygrad.multi.rules.reduce import groups_of
-from manygrad.multi.world import World
+from manygrad.multi.world import Membership, World
 from manygrad.nn.optim import SGD, AdamW
 from manygrad.nn.state import get_parameters
 from manygrad.runtime.current import use
@@ -260,9 +260,7 @@ def test_errors_name_devices_shapes_and_the_way_out() -> None:
 
 def scheduled(size: int, ignored: int | None = -100) -> UOp:
     """One worker's LINEAR of a training step over `size` workers on NULL."""
-    me = World()
-    me.device_kind = "NULL"
-    me.join(rank=0, size=size, local_rank=0, local_size=1, devices_per_node=1, job="test", epoch=0)
+    me = World(Membership(rank=0, size=size), "NULL")
     with use(Runtime(world=me)) as runtime:
         net = Net()
         for p in get_parameters(net):

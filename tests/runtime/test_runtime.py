@@ -13,7 +13,7 @@ import pytest
 
 import manygrad
 from manygrad import Context, Tensor, TinyJit
-from manygrad.multi.world import World
+from manygrad.multi.world import Membership, World
 from manygrad.runtime.agreement.agreement import Agreement
 from manygrad.runtime.buffer import Buffer
 from manygrad.runtime.current import current, use
@@ -158,7 +158,7 @@ def test_endpoint_and_hooks_are_its_own() -> None:
 
     a, b = Runtime(), Runtime()
     endpoint: Any = type("Endpoint", (), {"arena": None})()
-    a.connect(endpoint, Hooks(make_plan, lambda name, values: None))
+    a.epoch.connect(endpoint, Hooks(make_plan, lambda name, values: None))
     assert a.communication.endpoint is endpoint and b.communication == Communication()
     a.communication.descriptions[5] = "all_reduce of 3"
     assert endpoint.describe(5) == "all_reduce of 3" and endpoint.describe(6) == ""
@@ -176,10 +176,7 @@ def test_endpoint_and_hooks_are_its_own() -> None:
 
 
 def joined(rank: int, size: int) -> World:
-    world = World()
-    world.device_kind = "NULL"
-    world.join(rank=rank, size=size, local_rank=0, local_size=1, devices_per_node=1, job="test", epoch=0)
-    return world
+    return World(Membership(rank, size), "NULL")
 
 
 def planned(t: Tensor) -> tuple[UOp, Plan]:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from manygrad import Context, Tensor, TinyJit, Variable
-from manygrad.multi.world import World
+from manygrad.multi.world import Membership, World
 from manygrad.runtime.current import current
 from manygrad.schedule import create_linear, normalize
 from manygrad.schedule.cache import Schedules
@@ -74,8 +74,7 @@ def test_what_is_read_is_what_was_made(at: int) -> None:
 
 def test_another_worker_has_its_own() -> None:
     graph = normal(stored(4) * 3)
-    other = World()
-    other.rank, other.size = 1, 2
+    other = World(Membership(rank=1, size=2))
     assert not again(graph)[1] and not again(graph, other)[1]
     assert again(graph)[1] and again(graph, other)[1]
 

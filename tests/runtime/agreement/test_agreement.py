@@ -31,7 +31,8 @@ def begun(values: int, tell: Callable[..., Any]) -> agreement.Agreement:
     leaves = [Tensor(np.full(4, i, np.float32)).realize().uop for i in range(values)]
     plan: Any = SimpleNamespace(key=0x5EED, leaves=tuple(range(values)), cut=(), by_all=True, outline=lambda: "")
     hooks = Hooks(make_plan=lambda *plan: lambda: None, compare_values=tell)
-    with use(Runtime(communication=Communication(hooks=hooks, compared={plan.key: 0}))):
+    with use(Runtime()) as runtime:
+        runtime.epoch.communication = Communication(hooks=hooks, compared={plan.key: 0})
         return agreement.Agreement(plan, leaves[0], leaves)
 
 
@@ -92,12 +93,12 @@ def test_an_error_in_the_thread_of_the_digests_is_raised(asked: bool) -> None:
         leaf = Tensor(np.full(4, 1.0, np.float32)).realize().uop
         plan: Any = SimpleNamespace(key=0x5EED, leaves=(0,), cut=(), by_all=True, outline=lambda: "")
         hooks = Hooks(make_plan=lambda *plan: lambda: None, compare_values=refuse)
-        runtime.communication = Communication(hooks=hooks, compared={plan.key: 0})
+        runtime.epoch.communication = Communication(hooks=hooks, compared={plan.key: 0})
         a = agreement.Agreement(plan, leaf, [leaf])
         assert a.thread is not None
         a.thread.join(20)
         with pytest.raises(ValueError, match="does not take them") as raised:
-            a.end() if asked else runtime.threads.check()
+            a.end() if asked else runtime.epoch.threads.check()
         assert "(this has ended the thread manygrad-digest)" in raised.value.__notes__
-        runtime.threads.check()
-        assert runtime.threads.close(1.0) == []
+        runtime.epoch.threads.check()
+        assert runtime.epoch.threads.close(1.0) == []

@@ -332,13 +332,13 @@ def test_an_error_beside_the_steps_of_the_work_ends_the_thread_and_is_raised() -
             assert "(this has ended the thread manygrad-collectives)" in raised.value.__notes__
         lane.drain()
         assert time.monotonic() - began < 15 and ran[-1] == ("settle", 0)
-        runtime.threads.check()
+        runtime.epoch.threads.check()
         Lane().start(Odd(ran, 1))
         until = time.monotonic() + 20
-        while runtime.threads.alive():
+        while runtime.epoch.threads.alive():
             assert time.monotonic() < until
         with pytest.raises(ZeroDivisionError, match="odd"):
-            runtime.threads.check()
+            runtime.epoch.threads.check()
 
 
 def test_no_thread_of_a_lane_is_left_when_its_runtime_ends() -> None:
@@ -346,9 +346,9 @@ def test_no_thread_of_a_lane_is_left_when_its_runtime_ends() -> None:
         lanes = [Lane() for _ in range(2)]
         for lane in lanes:
             lane.wait(lane.start(Job([], 0)))
-        assert runtime.threads.alive() == ["manygrad-collectives"] * 2
-        assert runtime.threads.close(20) == [] == runtime.threads.alive()
-        with pytest.raises(RuntimeError, match="has ended, with its Runtime"):
+        assert runtime.epoch.threads.alive() == ["manygrad-collectives"] * 2
+        assert runtime.epoch.threads.close(20) == [] == runtime.epoch.threads.alive()
+        with pytest.raises(RuntimeError, match="has ended, with its epoch"):
             lanes[0].wait(lanes[0].start(Job([], 1)))
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from manygrad import Tensor, TinyJit
 from manygrad.launcher.api import launch
-from manygrad.multi.world import World
+from manygrad.multi.world import Membership, World
 from manygrad.nn.optim import SGD
 from manygrad.runtime.current import use
 from manygrad.runtime.devices import BACKENDS
@@ -59,9 +59,7 @@ def test_training_on_several_devices_of_a_process(kind: str, cut: bool) -> None:
 @pytest.mark.parametrize("kind", ["TINY", OPENCL])
 @pytest.mark.parametrize("size", [1, 2])
 def test_sums_are_taken_on_the_device_that_holds_the_result(kind: str, size: int) -> None:
-    me = World()
-    me.device_kind = kind
-    me.join(rank=0, size=size, local_rank=0, local_size=1, devices_per_node=2, job="test", epoch=0)
+    me = World(Membership(rank=0, size=size, devices_per_node=2), kind)
     with use(Runtime(world=me)):
         x = Tensor(np.ones((4, 4096), np.float32)).shard(me.devices, axis=0)
         linear = scheduled(x.sum(0)).linear

@@ -15,7 +15,7 @@ import pytest
 
 import manygrad
 from manygrad import Context, Tensor, TinyJit
-from manygrad.multi.world import World
+from manygrad.multi.world import Membership, World
 from manygrad.runtime.current import use
 from manygrad.runtime.devices import get_device
 from manygrad.runtime.profile import profile as profiling
@@ -141,9 +141,7 @@ def test_debug_2_prints_each_kernel_of_a_graph_and_its_share_of_the_limit(capsys
     ],
 )
 def test_names_of_files(path: str, rank: int, size: int, want: str) -> None:
-    me = World()
-    me.rank, me.size = rank, size
-    with use(Runtime(world=me)):
+    with use(Runtime(world=World(Membership(rank, size)))):
         assert profiling.file_of(path) == want
 
 
@@ -151,7 +149,8 @@ PROGRAM = """
 import sys
 import numpy as np
 from manygrad import Tensor, world
-world.join(rank=int(sys.argv[1]), size=2, local_rank=0, local_size=1, devices_per_node=1, job="test", epoch=0)
+from manygrad.multi.world import Membership
+world.show(Membership(int(sys.argv[1]), 2))
 (Tensor(np.ones(8, np.float32)) * 2).realize()
 """
 
