@@ -48,10 +48,13 @@ class ParamGroup(dict[str, Any]):
             )
         super().__setitem__(key, value)
         CHANGES.count += key not in self.variable
-        for (name, i, _), t in self._scalars.items():
+        for (name, i, device), t in self._scalars.items():
             if name == key:
                 new = value[i] if isinstance(value, (tuple, list)) else value
-                t.assign(new.reshape(1) if isinstance(new, Tensor) else float(new))
+                if isinstance(new, Tensor):
+                    t.assign(new.reshape(1))
+                else:  # from memory: as a constant each number would be compiled
+                    t.assign(scalar(new, device) if isinstance(device, str) else float(new))
 
     def update(self, *args: Any, **kwargs: Any) -> None:
         for k, v in dict(*args, **kwargs).items():

@@ -10,6 +10,7 @@ from math import prod
 
 import numpy as np
 
+from manygrad.errors import JitError
 from manygrad.multi.rules import store_spec
 from manygrad.multi.world import World
 from manygrad.runtime.agreement.agreement import begin
@@ -543,8 +544,6 @@ class RealizeEngine:
 
     def refuse_in_capture(self, what: str) -> None:
         if capture:
-            from manygrad.runtime.jit.arguments import JitError  # (it needs an engine)
-
             raise JitError(f"{user_line()}: {what}")
 
     def count_update(self) -> None:

@@ -14,6 +14,8 @@ from manygrad import GlobalCounters, Tensor, TinyJit, nn
 from manygrad.nn import optim
 from manygrad.nn.optim import SGD, Adam, AdamW, Optimizer
 from manygrad.runtime.current import current
+from manygrad.runtime.devices import get_device
+from manygrad.tensor.uop import UOp
 
 RNG = np.random.default_rng(0)
 SHAPES = [(4, 3), (3,), (2, 2, 2), ()]
@@ -669,3 +671,37 @@ def test_closure_and_zero_grad() -> None:
     assert optimiser.step(closure).item() == 4.0 and w.item() == 0.0  # 2 − 0.5 · 4
     optimiser.zero_grad(set_to_none=False)
     assert w.grad is not None and w.grad.item() == 0.0
+
+
+@pytest.mark.parametrize("captured", [False, True])
+def test_a_learning_rate_that_changes_in_each_step_compiles_nothing(
+    captured: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each number was a kernel of its own, 10 to 40 ms a step."""
+    seen, cpu = set(), type(get_device("CPU"))
+    compile = cpu.compile
+
+    def counted(self: Any, ast: UOp) -> Any:
+        seen.add(ast)
+        return compile(self, ast)
+
+    monkeypatch.setattr(cpu, "compile", counted)
+    w, x = Tensor(np.ones(3, np.float32)).realize(), np.ones(3, np.float32)
+    w.requires_grad = True
+    optimizer = SGD([w], lr=0.5)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        (w * 2).sum().backward()
+        optimizer.step()
+
+    run = TinyJit(step) if captured else step
+    kernels = 0
+    for i in range(24):
+        lr = 0.5 / (1 + i)
+        optimizer.param_groups[0]["lr"] = lr
+        run()
+        x -= np.float32(lr * 2)
+        np.testing.assert_allclose(w.numpy(), x, rtol=1e-5)
+        kernels = kernels if i > 4 else len(seen)
+    assert len(seen) == kernels
