@@ -35,7 +35,7 @@ PLACES = ("script", "exit handler", "thread")  # of a rank, which has time for t
 CHILDREN = ("child", "child of exit handler", "process")
 DESTRUCTORS = ("destructor", "cycle")  # Python says when, on each rank at another time
 BEYOND = ("daemon", "interpreter's end")  # nobody waits for these
-NAMED = ("NoRank", "RuntimeError: the value is the parent's")
+NAMED = ("NoRank", "LostValue: the value is the parent's")
 # a daemon thread that communicates while its rank ends: the ranks cannot know whether it will
 DAEMONS = ("a daemon thread", "run different programs", "finished the script", "does not fit")
 
