@@ -98,8 +98,9 @@ class Checkpointer:
     def finish(self) -> None:
         """Waits for a save that is being written; an error of it is raised here."""
         if self._thread is not None:
-            self._thread.join()
-            self._thread = None
+            thread, self._thread = self._thread, None
+            thread.join()
+            thread.check()
         error, self._error = self._error, None
         if error is not None:
             self._failed(error)

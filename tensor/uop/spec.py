@@ -106,7 +106,7 @@ def _described(u: UOp) -> str:
 def _told(u: UOp) -> str:
     try:
         return f"{u!r} of shape {u.shape}"
-    except Exception:
+    except Exception:  # (whatever a node that breaks a rule raises: it is described in the error that says which)
         return f"{u!r} of no shape"
 
 
