@@ -61,6 +61,7 @@ class Following:
         self.calls = calls
         self.due = FOLLOWED[0]  # the replay before which it is followed next
         self.left = self.due if is_on else 0  # replays until then; 0: never
+        self.raised: Exception | None = None  # by the function when it was followed
 
     def is_due(self) -> bool:
         """Counts a replay; whether the function is to be followed before it."""
@@ -74,8 +75,8 @@ class Following:
         check_inputs(inputs, tensors)
         try:
             found = difference(self.calls, follow(fn, args, kwargs, tensors, [i.own for i in inputs]))
-        except Exception as e:
-            found = f"it raised {type(e).__name__}: {e}"
+        except Exception as e:  # the user's code may raise anything: `raised` is the cause of the JitError
+            found, self.raised = f"it raised {type(e).__name__}: {e}", e
         if found:
             self.left = 1  # (the next call finds it, too)
             return found

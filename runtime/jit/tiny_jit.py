@@ -230,7 +230,7 @@ class TinyJit(Generic[T]):
                 f"the step is not what was captured: {found}.{changed} A capture keeps what Python decided; pass what "
                 "changes as a Tensor, keep it in one that the step assigns, or do it outside of the step "
                 "(JIT_CHECK=0 looks no more)"
-            )
+            ) from captured.following.raised
 
     def _run_plain(self, args: Any, kwargs: Any) -> T:
         out = self.fn(*args, **kwargs)

@@ -572,3 +572,18 @@ def test_the_line_that_calls_a_step_does_not_matter() -> None:
     second = step(ids).numpy()
     third = step(ids).numpy()
     assert np.array_equal(first, second) and np.array_equal(first, third)
+
+
+def test_what_a_followed_step_raises_is_the_cause() -> None:
+    """Without it the user's line was not in the traceback."""
+    left = iter(range(2))
+
+    def step(x: Tensor) -> Tensor:
+        return x * (1 + 0 * next(left))
+
+    jit, x = TinyJit(step), Tensor([1.0]).realize()
+    jit(x), jit(x)
+    with pytest.raises(JitError, match="it raised StopIteration") as e:
+        for _ in range(3):
+            jit(x)
+    assert isinstance(e.value.__cause__, StopIteration)
