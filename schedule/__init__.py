@@ -28,15 +28,18 @@ class Scheduled(NamedTuple):
     plan: Plan | None
 
 
-def create_linear_with_vars(sink: UOp, me: World, schedules: Schedules) -> Scheduled:
-    """The LINEAR of a SINK of STOREs and AFTERs, from `schedules` where the same graph was scheduled before."""
+def create_linear_with_vars(sink: UOp, me: World, schedules: Schedules, is_recorded: bool = False) -> Scheduled:
+    """The LINEAR of a SINK of STOREs and AFTERs, from `schedules` where the same graph was scheduled before.
+    `is_recorded`: by a TinyJit, which keeps what comes of it, so the graph need not be kept for the next time."""
     ordered, shared = shared_first(sink, me)
     graph, buffers, var_vals = normalize(ordered)
-    linear, plan = create_schedule(graph, me, schedules, shared)
+    linear, plan = create_schedule(graph, me, schedules, shared, is_recorded)
     return Scheduled(linear, var_vals, buffers, plan)
 
 
-def create_schedule(normal: UOp, me: World, schedules: Schedules, shared: int = 0) -> Schedule:
+def create_schedule(
+    normal: UOp, me: World, schedules: Schedules, shared: int = 0, is_recorded: bool = False
+) -> Schedule:
     """The LINEAR of a graph over numbered PARAMs, from `schedules` where it was scheduled before.
 
     The first `shared` effects are those for which workers communicate. On several workers the lines are part of the
@@ -57,7 +60,7 @@ def create_schedule(normal: UOp, me: World, schedules: Schedules, shared: int = 
         schedules.keep(key, found := _planned(normal, _lower(normal, me), me, shared))
         return found
     digest = (digests.entry if shared else digests.graph, shared)
-    found = schedules.find_again(digest, key)
+    found = schedules.find_again(digest, key, is_recorded)
     if found is not None:
         schedules.hits += 1
         return found

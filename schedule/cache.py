@@ -8,7 +8,8 @@ itself (`runtime`'s disk cache) is given by the Runtime. SPEC=1, DEBUG=4, TRACK_
 passes want the schedule made, so then it is.
 
 In memory a schedule is found by a digest, too, when it is asked for the second time, and by its graph from then on: a
-graph of thousands of nodes is not kept for what runs once, nor for a TinyJit, which asks twice.
+graph of thousands of nodes is not kept for what runs once, nor for a TinyJit, which runs it once, records it and looks
+at it now and then; the last two are not counted.
 """
 
 from __future__ import annotations
@@ -80,11 +81,13 @@ class Schedules:
     def keep(self, key: Any, schedule: Schedule) -> None:
         _add(self.in_memory, key, schedule)
 
-    def find_again(self, digest: Any, key: Any) -> Schedule | None:
-        """By its digest; from the second time on it is found by `key`, its graph."""
+    def find_again(self, digest: Any, key: Any, is_recorded: bool = False) -> Schedule | None:
+        """By its digest; from the second time on it is found by `key`, its graph. What `is_recorded` is not counted."""
         known = self.by_digest.get(digest)
         if known is None:
             return None
+        if is_recorded:
+            return known.schedule
         if known.found:
             self.keep(key, known.schedule)
             del self.by_digest[digest]

@@ -70,7 +70,7 @@ def _with_views(tensors: list[Tensor]) -> dict[int, list[Tensor]]:
 
 def _compiled(sink: UOp, agree: bool) -> tuple[list[ExecItem], Vars]:
     runtime = current()
-    scheduled = create_linear_with_vars(sink, runtime.world, runtime.schedules)
+    scheduled = create_linear_with_vars(sink, runtime.world, runtime.schedules, bool(capture))
     return _executors(Schedule(scheduled.linear, scheduled.plan), scheduled.buffers, agree), scheduled.var_vals
 
 
