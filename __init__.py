@@ -16,6 +16,7 @@ from manygrad.runtime.profile.counters import GlobalCounters
 from manygrad.runtime.profile.profile import profile
 from manygrad.runtime.profile.profile import profile_program as _profile_program
 from manygrad.runtime.runtime import own as _own_runtime
+from manygrad.tensor.deferred.install import install as _put_calls_off
 from manygrad.tensor.dtype import can_cast, dtypes, finfo, iinfo
 from manygrad.tensor.dtype import promote as promote_types
 from manygrad.tensor.engine import register as _register
@@ -27,6 +28,7 @@ from manygrad.tensor.ops.random import get_rng_state, set_rng_state
 from manygrad.tensor.tensor import Tensor, Variable
 
 _register(RealizeEngine())
+_put_calls_off()
 world = _own_runtime.world
 
 _profile_program()

@@ -5,6 +5,7 @@ A name whose method on `Tensor` has the same signature is that method.
 
 from __future__ import annotations
 
+from manygrad.tensor.deferred.install import put_functions_off
 from manygrad.tensor.dtype import DType
 from manygrad.tensor.ops.adaptive_pooling import (
     adaptive_avg_pool1d,
@@ -248,3 +249,5 @@ linear = Tensor.linear
 
 pad = Tensor.pad
 one_hot = Tensor.one_hot
+
+put_functions_off(globals(), __all__)

@@ -12,6 +12,7 @@ from typing import Any
 from manygrad.nn import functional as F
 from manygrad.nn.linear import uniform
 from manygrad.nn.module import Module
+from manygrad.tensor.deferred.install import deferrable
 from manygrad.tensor.tensor import Tensor
 
 GATES = {"RNN_TANH": 1, "RNN_RELU": 1, "LSTM": 4, "GRU": 3}
@@ -36,6 +37,20 @@ def step(
         return ((h - n) * z + n).contiguous(),  # fmt: skip
     out = gates + own
     return (out.tanh() if mode == "RNN_TANH" else out.relu()).contiguous(),  # fmt: skip
+
+
+@deferrable
+def run(
+    mode: str, reverse: bool, gates: Tensor, state: State, w_hh: Tensor, b_hh: Tensor | None, w_hr: Tensor | None
+) -> State:
+    """All steps over gates (T, B, G·H) from the input -> (the outputs (T, B, P), *the last state)."""
+    outs: list[Tensor] = []
+    steps = range(gates.shape[0])
+    for t in reversed(steps) if reverse else steps:
+        state = step(mode, gates[t], state, w_hh, b_hh, w_hr)
+        outs.append(state[0])
+    outs = outs[::-1] if reverse else outs
+    return (outs[0].stack(*outs[1:]) if len(outs) > 1 else outs[0].unsqueeze(0), *state)
 
 
 class RNNBase(Module):
@@ -135,13 +150,8 @@ class RNNBase(Module):
             return getattr(self, f"{k}{end}", None)
 
         gates = F.linear(x, w("weight_ih"), w("bias_ih")).contiguous()
-        outs: list[Tensor] = []
-        steps = range(x.shape[0])
-        for t in reversed(steps) if reverse else steps:
-            state = step(self.mode, gates[t], state, w("weight_hh"), w("bias_hh"), w("weight_hr"))
-            outs.append(state[0])
-        outs = outs[::-1] if reverse else outs
-        return outs[0].stack(*outs[1:]) if len(outs) > 1 else outs[0].unsqueeze(0), state
+        out, *last = run(self.mode, reverse, gates, state, w("weight_hh"), w("bias_hh"), w("weight_hr"))
+        return out, tuple(last)
 
     def extra_repr(self) -> str:
         said = f"{self.input_size}, {self.hidden_size}"
@@ -153,6 +163,7 @@ class RNNBase(Module):
         return said + (", bidirectional=True" if self.bidirectional else "")
 
 
+@deferrable
 def _zeros(x: Tensor, size: int) -> Tensor:
     """A state (B, size) of zeros, sharded as the batch of x (T, B, I) is."""
     return x[0, :, :1].detach().zeros_like()._broadcast((x.shape[1], size))

@@ -6,7 +6,8 @@ of a worker's: it looks that up in the current Runtime (`runtime/current.py`), s
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
 
 from manygrad.tensor import environment as env
 
@@ -70,6 +71,13 @@ class Engine(Protocol):
 
     def refuse_in_capture(self, what: str) -> None:
         """An error where a step is being captured: `what` would be done by Python once, and in no replay."""
+
+    def capture_calls(self, fn: Callable[..., list[Tensor]], inputs: list[Tensor]) -> tuple[list[Tensor], Any, bool]:
+        """Calls `fn`, whose calls read `inputs`: (what it gives, its replay (`tensor/deferred/tree.py`) where it can be
+        one, whether a gradient flows on from what it gave)."""
+
+    def remember(self, stored: Tensor, value: Tensor) -> None:
+        """`stored` holds what `value` would compute, and backward() goes on from there."""
 
     def count_update(self) -> None:
         """An optimiser has made a step."""

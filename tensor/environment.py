@@ -106,6 +106,12 @@ JIT_CHECK = EnvVar(
     "the function of a TinyJit is followed again in its 3rd, 10th, 100th, 1000th, ... call, without running, and an "
     "error says where it would not do what was captured",
 )
+FOLLOW = EnvVar(
+    "FOLLOW",
+    1,
+    "flag",
+    "calls of a loop that were made in this order before are put off and replayed as one; 0: made as they come",
+)
 DEVICE = EnvVar("DEVICE", "CPU", "name", "default device of new tensors")
 OPENCL_DEVICE = EnvVar(
     "OPENCL_DEVICE", 0, "number", "the OpenCL device that OPENCL:i run on, in the order of `clinfo -l`, from 0"

@@ -27,6 +27,7 @@ from typing import Any
 
 from manygrad.errors import JitError
 from manygrad.tensor import grad_mode
+from manygrad.tensor.deferred.thread import at_once
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.engine import engine
 from manygrad.tensor.gradient import NoGradient, flow_back
@@ -67,8 +68,12 @@ class function:
     def __get__(self, obj: Any, owner: Any = None) -> Any:
         return self if obj is None else lambda *args, **kwargs: self(obj, *args, **kwargs)
 
-    @locked
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with at_once():
+            return self._call(args, kwargs)
+
+    @locked
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         found = _Arguments((args, kwargs))
         if found.symbolic:  # a symbolic dim may have another value next time: traced as it stands
             return self.fn(*args, **kwargs)

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 from manygrad.tensor.uop.table import AttributeTable, Table
 from manygrad.tensor.uop.uop import UOp
@@ -40,8 +42,23 @@ _shown: dict[str, str] = {}  # of each file seen: how it is called in a line, no
 LINE: AttributeTable[str] = AttributeTable("line", "_line")  # where the user wrote it
 
 
+_standing: ContextVar[str] = ContextVar("the user's line", default="")
+
+
+@contextmanager
+def standing_at(line: str) -> Iterator[None]:
+    """What is made inside is of this line of the user's, which called for it earlier."""
+    token = _standing.set(line)
+    try:
+        yield
+    finally:
+        _standing.reset(token)
+
+
 def user_line() -> str:
     """`file:line` of the nearest frame outside the package."""
+    if line := _standing.get():
+        return line
     frame = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename

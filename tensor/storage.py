@@ -181,8 +181,26 @@ def sharing(t: Tensor) -> list[Tensor]:
     return [s for s in LIVE if s._storage is not None and memory(s.uop) is base and s._storage.own() is own]
 
 
+class Moves:
+    """How often a write has moved tensors, and something was computed: what a call has done besides building."""
+
+    count = 0
+    computed = 0
+
+
+MOVES = Moves()
+before_change: list[Callable[[Tensor], None]] = []  # told which tensor, and what shares its memory, is about to change
+
+
+def about_to_change(t: Tensor) -> None:
+    """Has what was put off, and reads `t`, be done first."""
+    for tell in before_change:
+        tell(t)
+
+
 def move(tensors: list[Tensor], base: UOp, new: UOp, pending: bool) -> None:
     """The memory of `tensors`, views of `base`, is `new` from now on."""
+    MOVES.count += 1
     for s, u in [(s, rebased(s.uop, base, new)) for s in tensors]:
         s.uop, s._leaf = u, None
         LIVE.renew(s)
@@ -194,6 +212,7 @@ def move(tensors: list[Tensor], base: UOp, new: UOp, pending: bool) -> None:
 @locked
 def store(t: Tensor) -> None:
     """Gives `t`, and what shares its storage, memory that will hold its value once something is realized."""
+    about_to_change(t)
     together = sharing(t)
     base = memory(t.uop) if len(together) > 1 else t.uop
     buffer = engine().new_buffer(base, base.device or t._device)
@@ -250,6 +269,7 @@ def note_assignment(t: Tensor) -> None:
 def write(t: Tensor, value: Tensor, anew: bool) -> None:
     """Writes `value`, of the shape and type of `t`, where `t` lies, or makes the memory's value `anew`;
     everything that shares it shows it."""
+    about_to_change(t)
     if not anew and not is_stored(t.uop):
         store(t)
     together, base = sharing(t), memory(t.uop)

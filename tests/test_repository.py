@@ -19,6 +19,12 @@ NOT_PACKAGES = {"tests", "examples", "benchmarks", "docs", "build", "runs", "dis
 STATE = {
     "runtime/codegen/loops/tiles.py": {"NONE": "never changed"},
     "runtime/current.py": {"_installed": "which Runtime is current"},
+    "tensor/deferred/trace.py": {
+        "PUT_OFF": "traces of all threads that have put calls off",
+        "WRITING": "those of them that will write",
+        "TREES": "what live threads' traces have been, which a forked child has to forget",
+    },
+    "tensor/storage.py": {"before_change": "who is told before a tensor is written, filled at import"},
     "runtime/jit/tiny_jit.py": {"_made": "live TinyJits, which a forked child has to forget"},
     "runtime/engine/linear.py": {"capture": "the TinyJit that records"},
     "runtime/profile/profile.py": {"active": "who listens to events", "_NOTHING": "never changed"},

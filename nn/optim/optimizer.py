@@ -10,6 +10,7 @@ from typing import Any, TypedDict, Unpack
 from manygrad.nn.optim.checking import check_names, check_number
 from manygrad.nn.optim.flat import Flat, Layout, ParamGroup
 from manygrad.tensor.changes import CHANGES
+from manygrad.tensor.deferred.thread import step as step_of_trace
 from manygrad.tensor.dtype import DType, accumulate_dtype, to_dtype
 from manygrad.tensor.engine import engine
 from manygrad.tensor.ops.differentiation import zero_grad
@@ -35,6 +36,12 @@ RANGES = {
     "initial_accumulator_value": (0, inf), "momentum_decay": (0, inf), "tcoef": (0, inf), "alpha": (0, 1),
     "rho": (0, 1), "dampening": (-inf, inf),
 }  # fmt: skip
+
+
+def is_own(kind: type[Optimizer]) -> bool:
+    """Whether an optimiser is one of ours, whose steps depend on parameters, gradients and groups alone."""
+    return kind.__module__.startswith(__name__.rpartition(".")[0])
+
 
 Params = Iterable[Any]  # tensors, (name, tensor) pairs, or dicts with "params" and a group's own hyperparameters
 
@@ -221,12 +228,18 @@ class Optimizer:
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One update; returns what `closure` (which computes the loss again and calls backward) returned."""
+        if closure is None and is_own(type(self)):
+            step_of_trace(self, self._make_step, self.params)
+            return None
         loss = None if closure is None else closure()
+        self._make_step()
+        return loss
+
+    def _make_step(self) -> None:
         todo = self.schedule_step()
         engine().count_update()
         if todo:
             todo[0].realize(*todo[1:])
-        return loss
 
     # *** state ***
 

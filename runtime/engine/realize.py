@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from math import prod
+from typing import Any
 
 import numpy as np
 
@@ -29,12 +30,13 @@ from manygrad.schedule.cache import Schedule
 from manygrad.schedule.facts.buffers import unmoved
 from manygrad.schedule.facts.index import contiguous_offset
 from manygrad.schedule.plan import is_shared, shared_first
+from manygrad.tensor.deferred.thread import flush_trace
 from manygrad.tensor.dtype import DType, dtypes
 from manygrad.tensor.engine import default_device
 from manygrad.tensor.function import refuse_traced
 from manygrad.tensor.lock import locked
 from manygrad.tensor.source import LINE, line_of, mark, user_line
-from manygrad.tensor.storage import LIVE, MEMORY, PENDING, TRAINED, Storage, unrealized
+from manygrad.tensor.storage import LIVE, MEMORY, MOVES, PENDING, TRAINED, Storage, unrealized
 from manygrad.tensor.stored import HISTORY, LOST, ORIGIN, WRITTEN
 from manygrad.tensor.tensor import Tensor
 from manygrad.tensor.uop import BufferSpec, Ops, UOp, standing_on, toposort
@@ -191,6 +193,9 @@ class RealizeEngine:
         waiting = self._waiting(tensors) if pending else []
         if all(t.uop.op is Ops.BUFFER for t in (*waiting, *tensors)):
             return
+        if flush_trace() and pending:
+            waiting = self._waiting(tensors)
+        MOVES.computed += 1
         refuse_traced(tensors)
         self._keep_out_of_capture([*waiting, *tensors])
         progress = RealizeProgress()
@@ -545,6 +550,17 @@ class RealizeEngine:
     def refuse_in_capture(self, what: str) -> None:
         if capture:
             raise JitError(f"{user_line()}: {what}")
+
+    def capture_calls(self, fn: Callable[..., list[Tensor]], inputs: list[Tensor]) -> tuple[list[Tensor], Any, bool]:
+        from manygrad.runtime.jit.calls import capture_calls  # (which stands on this module)
+
+        return capture_calls(fn, inputs)
+
+    def remember(self, stored: Tensor, value: Tensor) -> None:
+        u = value.uop
+        if u.dtype.is_float and u in self._trained([u]) and stored.uop.op is Ops.BUFFER:
+            self.clock += 1
+            HISTORY[stored.uop] = (u, self.clock)
 
     def count_update(self) -> None:
         GlobalCounters.updates += 1

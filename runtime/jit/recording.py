@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -43,14 +44,23 @@ class Gradients:
     def __init__(self, before: dict[int, tuple[Tensor, Tensor | None]], assigned: TensorSet) -> None:
         now = [(t, t._grad, grad) for t, grad in before.values()]
         self.made = [(t, g) for t, g, grad in now if g is not None and g is not grad]
-        self.absent = [t for t, g, grad in now if grad is None and g is not None]
+        self.absent = [weakref.ref(t) for t, g, grad in now if grad is None and g is not None]
         written = {id(t) for t in assigned}
-        self.added = [(t, g, memory(g.uop)) for t, g, grad in now if g is not None and g is grad and id(g) in written]
+        self.added = [
+            (weakref.ref(t), g, memory(g.uop)) for t, g, grad in now if g is not None and g is grad and id(g) in written
+        ]
+        self.touched = [t for t, g, grad in now if g is not grad or (g is not None and id(g) in written)]
+
+    def forget_tensors(self) -> None:
+        """A capture does not keep the tensors whose gradients it makes."""
+        self.made, self.touched = [], []
 
     def fit(self) -> bool:
         """Whether they are as they were before the call that was recorded."""
-        return all(t._grad is None for t in self.absent) and all(
-            t._grad is g and memory(g.uop) is node for t, g, node in self.added
+        absent = [t for ref in self.absent if (t := ref()) is not None]
+        added = [(t, g, node) for ref, g, node in self.added if (t := ref()) is not None]
+        return all(t._grad is None for t in absent) and all(
+            t._grad is g and memory(g.uop) is node for t, g, node in added
         )
 
 
@@ -90,7 +100,7 @@ class Recorded:
 
 def refuse_gradients_of_arguments(gradients: Gradients, tensors: Named) -> None:
     paths = {id(t): path for path, t in tensors}
-    if found := [paths[id(t)] for t, *_ in (*gradients.made, *gradients.added) if id(t) in paths]:
+    if found := [paths[id(t)] for t in gradients.touched if t._grad is not None and id(t) in paths]:
         raise JitError(
             f"backward() inside of a TinyJit sets the gradient of {', '.join(found)}, which is another tensor in each "
             "call; return it: autograd.grad(loss, x), or have the function use the tensor without being given it"

@@ -11,6 +11,7 @@ What is returned and is an argument is that argument; what is memory from before
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from sys import getrefcount
 from typing import Any
@@ -29,6 +30,7 @@ from manygrad.tensor.uop import UOp
 from manygrad.tensor.uop.views import memory, rebased
 
 Passed = Mapping[int, Tensor]  # by the id of an input's own tensor, the argument of this call
+Owner = tuple["weakref.ref[Tensor]", int]  # a tensor, and the number of the one that is its gradient
 Leaf = Callable[[Passed, dict[str, int]], Any]
 
 
@@ -49,9 +51,9 @@ class Returned:
             found += getrefcount(b)
         return found
 
-    def is_free(self, owners: Sequence[tuple[Tensor, int]]) -> bool:
+    def is_free(self, owners: Sequence[Owner]) -> bool:
         """Whether nobody refers to them, but for those whose gradients they are, and they are as they were made."""
-        held = sum(t._grad is self.tensors[k] for t, k in owners)
+        held = sum(t is not None and t._grad is self.tensors[k] for t, k in ((ref(), k) for ref, k in owners))
         return self.count() == self.references + held and all(
             t.uop is u and t._grad is None and not t._requires_grad for t, u in zip(self.tensors, self.uops)
         )
@@ -63,7 +65,7 @@ class ResultMemory:
     def __init__(self, node: UOp, tensors: list[Tensor], items: list[ExecItem]) -> None:
         self.now, self.spare = Returned(node, tensors), None
         self.moves = [_moves(b, items) for b in self.now.buffers]
-        self.owners: list[tuple[Tensor, int]] = []  # tensors, each with the number of the one that is its gradient
+        self.owners: list[Owner] = []
 
     now: Returned
     spare: Returned | None
@@ -112,8 +114,8 @@ class ResultMemory:
     def give(self) -> None:
         """Gradients are those of their tensors."""
         tensors = self.now.tensors
-        for t, k in self.owners:
-            if t._grad is not tensors[k]:
+        for ref, k in self.owners:
+            if (t := ref()) is not None and t._grad is not tensors[k]:
                 t._grad = tensors[k]
 
     def overlaps(self, begin: int, end: int) -> bool:
@@ -142,12 +144,13 @@ class Results:
             self.slots.append(slot := ResultMemory(node, tensors, items))
             at |= {id(t): (slot, k) for k, t in enumerate(tensors)}
         self.buffers = {b for s in self.slots for b in s.now.buffers}
-        self.fixed: list[tuple[Tensor, UOp]] = []  # tensors whose gradients lie in no memory of their own
+        self.fixed: list[tuple[weakref.ref[Tensor], UOp]] = []  # tensors whose gradients lie in no memory of their own
         for t, g in gradients:
             if id(g) in at:
-                at[id(g)][0].owners.append((t, at[id(g)][1]))
+                at[id(g)][0].owners.append((weakref.ref(t), at[id(g)][1]))
             else:
-                self.fixed.append((t, g.uop))
+                self.fixed.append((weakref.ref(t), g.uop))
+        self.gradients.forget_tensors()
         self.build = _builder(out, at, own)
 
     def renew(self, mark: object) -> None:
@@ -159,8 +162,8 @@ class Results:
                 s.settle()
             if s.owners:
                 s.give()
-        for t, u in self.fixed:
-            if t._grad is None or t._grad.uop is not u:
+        for ref, u in self.fixed:
+            if (t := ref()) is not None and (t._grad is None or t._grad.uop is not u):
                 t._grad = _as(t, u)
         if was_last:
             LIVE.newer(mark)

@@ -30,6 +30,7 @@ from manygrad.runtime.jit.captured import Captured, Constants, Numbers
 from manygrad.runtime.jit.recording import Named, realize_all, record
 from manygrad.runtime.profile import profile
 from manygrad.runtime.profile.counters import GlobalCounters
+from manygrad.tensor.deferred.thread import at_once, flush_trace, forget_traces
 from manygrad.tensor.environment import JIT
 from manygrad.tensor.guards import NUMBERS, Guards
 from manygrad.tensor.lock import LOCK
@@ -45,7 +46,8 @@ _made: weakref.WeakSet[TinyJit[Any]] = weakref.WeakSet()
 
 
 def forget_captures() -> None:
-    """Forgets the captures of all TinyJits, which cannot be replayed any more."""
+    """Forgets the captures of all TinyJits and plain loops, which cannot be replayed any more."""
+    forget_traces()
     for jit in list(_made):
         jit.reset()
 
@@ -94,6 +96,7 @@ class TinyJit(Generic[T]):
         self.again: Replay | None = None  # the native replay, where it is prepared for what the last one read
 
     def __call__(self, *args: Any, **kwargs: Any) -> T:
+        flush_trace()
         if (captured := self.captured) is None or not captured.holds():
             if self.captures:
                 with LOCK:
@@ -182,6 +185,10 @@ class TinyJit(Generic[T]):
         return result
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any], is_due: bool = False) -> T:
+        with at_once():
+            return self._call_at_once(args, kwargs, is_due)
+
+    def _call_at_once(self, args: tuple[Any, ...], kwargs: dict[str, Any], is_due: bool) -> T:
         if not JIT:
             return self._run_plain(args, kwargs)
         if capture and self.is_warm:

@@ -12,7 +12,7 @@ from manygrad.tensor.changes import CHANGES
 from manygrad.tensor.gradient import carries, compute_gradients, with_history
 from manygrad.tensor.hooks import RemovableHandle
 from manygrad.tensor.lock import locked
-from manygrad.tensor.storage import LIVE, TRAINED, Storage, is_stored
+from manygrad.tensor.storage import LIVE, MOVES, TRAINED, Storage, about_to_change, is_stored
 from manygrad.tensor.stored import HISTORY
 from manygrad.tensor.uop import Ops, UOp
 
@@ -45,6 +45,8 @@ class DifferentiationMixin:
                 f"grad: a gradient of {value.shape} {value.dtype.name} does not fit a tensor of {self.shape} "
                 f"{self.dtype.name}; both are the same"
             )
+        if self._grad is not None:
+            _ = self._grad.uop  # (one that is put off is made first, or that would set it later)
         self._grad = value
 
     @property
@@ -61,6 +63,8 @@ class DifferentiationMixin:
     def requires_grad(self: Tensor, flag: bool | None) -> None:
         if flag and not self.dtype.is_float:
             raise TypeError(f"only float tensors can require a gradient, this one is {self.dtype.name}; cast it first")
+        if flag is not self._requires_grad:
+            about_to_change(self)
         changed = bool(flag) and not self._requires_grad
         CHANGES.count += flag is not self._requires_grad
         self._requires_grad = flag
@@ -84,6 +88,8 @@ class DifferentiationMixin:
         is not stored, a node of its own is made, numbered `_leaf`: equal values are one node, but two parameters that
         start equal have two gradients.
         """
+        about_to_change(self)
+        MOVES.count += 1
         if self._requires_grad and not is_stored(uop):
             self._leaf = next(_leaves)
             uop = UOp(Ops.CONTIGUOUS, uop.dtype, (uop,), self._leaf)
@@ -97,6 +103,7 @@ class DifferentiationMixin:
 
     @locked
     def detach_(self: Tensor) -> Tensor:
+        about_to_change(self)
         self._requires_grad = None
         TRAINED.discard(self)
         self.uop = self.detach().uop

@@ -25,7 +25,22 @@ if TYPE_CHECKING:
 
 # what a tensor itself is, and hooks; other attributes are the user's
 OWN = frozenset(
-    ("uop", "_grad", "_device", "_requires_grad", "_leaf", "_storage", "_hooks", "_accumulated_hooks", "_retains")
+    (
+        "uop",
+        "_grad",
+        "_device",
+        "_requires_grad",
+        "_leaf",
+        "_storage",
+        "_hooks",
+        "_accumulated_hooks",
+        "_retains",
+        "_value",
+        "_is_state",
+        "_stored",
+        "_trace",
+        "_spec",
+    )
 )
 
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 import itertools
 import math
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -98,6 +100,29 @@ def _copied(first: Tensor, device: Any) -> Tensor:
 
 
 _thread = _Thread()
+
+
+def thread_of_draws() -> dict[str, Any]:
+    """The state of this thread's draws, for `drawing_as`."""
+    return vars(_thread)
+
+
+@contextmanager
+def drawing_as(state: dict[str, Any]) -> Iterator[None]:
+    """What is drawn inside is drawn as by the thread whose state that is."""
+    mine = vars(_thread)
+    if mine is state:
+        yield
+        return
+    before = dict(mine)
+    mine.clear()
+    mine.update(state)
+    try:
+        yield
+    finally:
+        state.update(mine)
+        mine.clear()
+        mine.update(before)
 
 
 def has_drawn() -> bool:

@@ -1,0 +1,99 @@
+"""Calls of the front end that were put off, captured as a TinyJit's function is: recorded once, then replayed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+
+from manygrad.errors import JitError
+from manygrad.runtime.jit.captured import Captured
+from manygrad.runtime.jit.recording import Named, record
+from manygrad.tensor.storage import LIVE, PENDING, is_stored
+from manygrad.tensor.stored import HISTORY
+from manygrad.tensor.tensor import Tensor
+from manygrad.tensor.uop import Ops, UOp, standing_on
+from manygrad.tensor.uop.views import memory, rebased
+
+
+class CapturedCalls:
+    """A capture of calls."""
+
+    def __init__(self, captured: Captured[list[Tensor]]) -> None:
+        self.captured = captured
+
+    def fits(self) -> bool:
+        """Whether the gradients that it makes are not there yet."""
+        return self.captured.results.gradients.fit()
+
+    def run(self, inputs: list[Tensor]) -> list[Tensor]:
+        _compute(inputs)
+        return self.captured.replay(_named(inputs), [], [], {})
+
+
+def capture_calls(
+    fn: Callable[..., list[Tensor]], inputs: list[Tensor]
+) -> tuple[list[Tensor], CapturedCalls | None, bool]:
+    """Calls `fn`, which gives what lives on of its calls; (that, the capture of it where it can be one, whether a
+    gradient flows on from what it gave)."""
+    _compute(inputs)
+    lazy = [t for t in LIVE if not is_stored(t.uop)]
+    readers = standing_on([t.uop for t in lazy], lambda u: u.op is Ops.BUFFER)
+    early = [t for t in lazy if t.uop in readers]
+    if early:
+        with suppress(Exception):  # (what cannot be computed is lost where it is overwritten)
+            early[0].realize(*early[1:])
+    named = _named(inputs)
+    known = {memory(t.uop) for t in LIVE if is_stored(t.uop)}
+    recorded = record(fn, tuple(inputs), {}, named)
+    given = {i.own.uop: t.uop for i, t in zip(recorded.inputs, inputs)}
+    for own in given:
+        HISTORY.pop(own)
+    out: list[Tensor] = [_in(t, given) for t in recorded.out]
+    flows = any(has_history(t.uop) for t in out)
+    if recorded.made_state(known):
+        return out, None, flows
+    try:
+        captured: Captured[list[Tensor]] = Captured(recorded, named, [], [], {}, donate=False)
+    except JitError:
+        return out, None, flows
+    captured.following.left = 0
+    return out, CapturedCalls(captured), flows
+
+
+def has_history(u: UOp) -> bool:
+    """Whether a gradient flows on from a stored value: none of those that it was computed from, as far as they are
+    stored, was computed from what is overwritten now."""
+    todo, seen, flows = [memory(u)], {memory(u)}, False
+    while todo:
+        found = HISTORY.get(todo.pop())
+        if found is None:
+            continue
+        graph = found[0]
+        if graph is None:
+            return False
+        flows = True
+        below = {x for x in graph.toposort() if x in HISTORY} - seen
+        seen |= below
+        todo += below
+    return flows
+
+
+def _in(t: Tensor, given: dict[UOp, UOp]) -> Tensor:
+    """What is a view of a capture's own input, as that of the tensor that was given."""
+    base = memory(t.uop)
+    if base in given:
+        t.uop = rebased(t.uop, base, given[base])
+    return t
+
+
+def _named(inputs: list[Tensor]) -> Named:
+    return [(f"tensor {i}", t) for i, t in enumerate(inputs)]
+
+
+def _compute(inputs: list[Tensor]) -> None:
+    waiting = [*PENDING, *[t for t in inputs if t.uop.op is not Ops.BUFFER]]
+    if waiting:
+        waiting[0].realize(*waiting[1:])
+
+
+__all__ = ["CapturedCalls", "capture_calls"]

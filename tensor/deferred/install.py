@@ -1,0 +1,111 @@
+"""Which functions of `Tensor` are calls of a trace, and which end one."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar, cast
+
+from manygrad.tensor.deferred.trace import THREAD, WRITING, flush_writers
+from manygrad.tensor.environment import FOLLOW
+from manygrad.tensor.ops.differentiation import DifferentiationMixin
+from manygrad.tensor.tensor import Tensor
+from manygrad.tensor.uop import Ops
+
+F = TypeVar("F", bound=Callable[..., Any])
+READ = ("numpy", "item", "tolist", "realize", "data_ptr", "__array__", "__buffer__", "__dlpack__")
+# they tell of a tensor, or change what it is
+NO_CALLS = frozenset(
+    "dim ndimension numel nelement size element_size stride storage_offset is_contiguous is_floating_point is_complex "
+    "is_signed is_conj is_neg is_inference is_same_size is_nonzero get_device type broadcast_shapes "
+    "requires_grad_ detach_ register_hook register_post_accumulate_grad_hook retain_grad backward gradient no_grad "
+    "manual_seed initial_seed from_file from_dlpack from_numpy shard_ to_ replace train "
+    "allclose equal unique unique_consecutive nonzero argwhere masked_select".split()
+)
+OPERATORS = frozenset("__getitem__ __setitem__ __matmul__ __rmatmul__".split())
+
+
+def install() -> None:
+    """Has the functions of `Tensor` be calls of a trace."""
+    if not FOLLOW:
+        return
+    for kind in reversed(Tensor.__mro__):
+        module = kind.__module__
+        if not module.startswith("manygrad.tensor."):
+            continue
+        for name, found in list(vars(kind).items()):
+            is_operator = name in OPERATORS or (name.startswith("__") and module.endswith((".operators", ".inplace")))
+            if name in READ:
+                setattr(kind, name, _read(found))
+            if name in NO_CALLS or name in READ or (name.startswith("_") and not is_operator):
+                continue
+            if name in ("__init_subclass__",) or getattr(Tensor, name, None) is None:
+                continue
+            if isinstance(found, staticmethod):
+                setattr(kind, name, staticmethod(_call(found.__func__)))
+            elif type(found).__name__ == "function":
+                setattr(kind, name, _call(found))
+    DifferentiationMixin.backward = _backward(DifferentiationMixin.backward)  # type: ignore[method-assign]
+
+
+def deferrable(fn: F) -> F:
+    """As a decorator: `fn`, whose results follow from its arguments and from the tensors' modes alone, is a call of a
+    trace, whatever it does inside."""
+    return cast(F, _call(fn)) if FOLLOW else fn
+
+
+def _call(fn: Callable[..., Any]) -> Callable[..., Any]:
+    thread = THREAD
+
+    @functools.wraps(fn)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if thread.is_inside:
+            return fn(*args, **kwargs)
+        trace = thread.trace
+        if WRITING:
+            flush_writers(trace)
+        if trace.is_off:
+            return fn(*args, **kwargs)
+        return trace.call(fn, args, kwargs)
+
+    return call
+
+
+def _backward(fn: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(fn)
+    def backward(*args: Any, **kwargs: Any) -> Any:
+        flush_writers(THREAD.trace)
+        return THREAD.trace.backward(fn, args, kwargs)
+
+    return backward
+
+
+def _read(fn: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(fn)
+    def read(*args: Any, **kwargs: Any) -> Any:
+        if THREAD.is_inside:
+            return fn(*args, **kwargs)
+        trace = THREAD.trace
+        flush_writers(trace)
+        tensors = [x for x in args if isinstance(x, Tensor)]
+        numbers = [x.__dict__["_value"][1] for x in tensors if trace.has(x) and "_stored" not in x.__dict__]
+        if numbers and len(numbers) == len(tensors):
+            trace.read(numbers)
+        elif trace.writes or trace.is_off or any(type(x) is Tensor and x.uop.op is not Ops.BUFFER for x in tensors):
+            trace.read()
+        stored = args[0].__dict__.get("_stored")
+        if stored is None or fn.__name__ == "realize":
+            return args[0] if stored is not None else fn(*args, **kwargs)
+        return fn(stored, *args[1:], **kwargs)
+
+    return read
+
+
+def put_functions_off(module: dict[str, Any], names: Iterable[str]) -> None:
+    """Has functions of a module be calls of a trace."""
+    for name in names if FOLLOW else ():
+        if callable(module[name]) and not isinstance(module[name], type):
+            module[name] = _call(module[name])
+
+
+__all__ = ["deferrable", "install", "put_functions_off"]

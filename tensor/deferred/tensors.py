@@ -1,0 +1,109 @@
+"""A tensor whose call has not been made yet.
+
+It answers for its shape, type and place; whoever asks for its graph has all calls of its trace made, and from then on
+it is a plain tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from manygrad.tensor.deferred.tree import Spec
+from manygrad.tensor.dtype import DType
+from manygrad.tensor.hooks import RemovableHandle
+from manygrad.tensor.storage import LIVE
+from manygrad.tensor.tensor import Tensor
+from manygrad.tensor.uop import UOp
+
+
+class PutsOff(Protocol):
+    """The trace of a deferred tensor."""
+
+    serial: int
+
+    def flush(self) -> None:
+        """Makes the calls that are put off."""
+
+
+class DeferredTensor(Tensor):
+    """A tensor of a trace that is being followed."""
+
+    _trace: PutsOff
+    _spec: Spec
+
+    @property
+    def uop(self) -> UOp:
+        self._trace.flush()
+        found: UOp | None = self.__dict__.get("uop")
+        if found is None:
+            raise RuntimeError(
+                f"a tensor of shape {self.shape} is asked for while the calls that make it are being made; this is a "
+                "fault of manygrad, and FOLLOW=0 avoids it"
+            )
+        return found
+
+    @uop.setter
+    def uop(self, u: UOp) -> None:
+        self._trace.flush()
+        self.__dict__["uop"] = u
+
+    @property
+    def shape(self) -> tuple[Any, ...]:
+        return self._spec.shape
+
+    @property
+    def dtype(self) -> DType:
+        return self._spec.dtype
+
+    @property
+    def requires_grad(self) -> bool:
+        spec = self._spec
+        if spec.requires_grad is None:
+            self._trace.flush()
+            spec.requires_grad = Tensor.requires_grad.fget(self)  # type: ignore[attr-defined]
+        return bool(spec.requires_grad)
+
+    @requires_grad.setter
+    def requires_grad(self, flag: bool | None) -> None:
+        self._trace.flush()
+        self.requires_grad = flag
+
+    def register_hook(self, hook: Callable[[Tensor], Tensor | None]) -> RemovableHandle:
+        self._trace.flush()
+        return self.register_hook(hook)
+
+    def retain_grad(self) -> None:
+        self._trace.flush()
+        self.retain_grad()
+
+    @property
+    def ndim(self) -> int:
+        return len(self._spec.shape)
+
+    @property
+    def device(self) -> str | tuple[str, ...]:
+        return self._spec.device or self._spec.home
+
+
+def deferred(trace: PutsOff, number: int, spec: Spec) -> DeferredTensor:
+    """A tensor that the trace's value of this number will be."""
+    t = Tensor.__new__(DeferredTensor)
+    t.__dict__.update(
+        _requires_grad=None, _leaf=None, _grad=None, _storage=None, _device=spec.home,
+        _trace=trace, _spec=spec, _value=(trace.serial, number),
+    )  # fmt: skip
+    return t
+
+
+def settle(t: Tensor, made: Tensor) -> None:
+    """`t` is what was made for it."""
+    d = t.__dict__
+    d["uop"], d["_storage"], d["_device"], d["_leaf"] = made.uop, made._storage, made._device, made._leaf
+    for name in ("_trace", "_spec", "_stored"):
+        d.pop(name, None)
+    t.__class__ = Tensor
+    LIVE.add(t)
+
+
+__all__ = ["DeferredTensor", "deferred", "settle"]

@@ -1,0 +1,49 @@
+"""The trace of this thread, as the rest of the program sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from manygrad.tensor.deferred.trace import PUT_OFF, THREAD, TREES, flush_writers
+from manygrad.tensor.tensor import Tensor
+
+
+def flush_trace() -> bool:
+    """Makes the calls that are put off, in all threads: something is about to be computed that may see what they write,
+    or write what they read. Whether there were any."""
+    waiting = [trace for trace in list(PUT_OFF.values()) if not trace.is_busy]
+    for trace in waiting:
+        trace.flush()
+    return bool(waiting)
+
+
+@contextmanager
+def at_once() -> Iterator[None]:
+    """Calls inside are made as they come: what traces, captures or follows a function sees them all."""
+    flush_trace()
+    before, THREAD.is_inside = THREAD.is_inside, True
+    try:
+        yield
+    finally:
+        THREAD.is_inside = before
+
+
+def forget_traces() -> None:
+    """Forgets what was captured of loops, in all threads: it cannot be replayed any more."""
+    flush_trace()
+    for tree in list(TREES):
+        tree.forget()
+
+
+def step(optimizer: Any, fn: Callable[[], Any], params: list[Tensor]) -> None:
+    """A step of an optimiser ends this thread's trace, and is a part of it."""
+    if THREAD.is_inside:
+        fn()
+    else:
+        flush_writers(THREAD.trace)
+        THREAD.trace.step(optimizer, fn, params)
+
+
+__all__ = ["THREAD", "at_once", "flush_trace", "forget_traces", "step"]

@@ -1,0 +1,148 @@
+"""The tree of traces: the calls that a thread's steps have made, one after the other.
+
+    root ── linear(i, s, s) ── relu(0) ── linear(1, s, s) ── cross_entropy(2, i) ── backward(3) ─┬─ an optimiser steps
+                                                                                                 └─ item() of 3
+A step that makes the same calls again goes down the same path; where it makes another one the path branches. What ends
+a trace (a value is read, an optimiser steps) is an `TraceEnding` of the node it came to, and that is what is captured.
+
+A key says what a call depends on: the function, modes, numbers and other constants, and where each tensor comes from:
+the number of a value of this trace; `i`, a value from before that may be another one each time; `s`, state, which is
+the very tensor in the very memory (a parameter, what a step writes); `e`, one of these again.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from manygrad.tensor.dtype import DType
+from manygrad.tensor.tensor import Tensor
+from manygrad.tensor.uop import UOp
+
+MOST_CHILDREN = 64  # of a node: a call that is another one each time (a number that counts) is not followed
+MOST_NODES = 4096  # of a thread's tree; then it begins anew
+MOST_CAPTURES = 128  # of a thread, the last used ones
+Key = tuple[Any, ...]
+
+
+class TraceReplay(Protocol):
+    """A captured trace."""
+
+    def fits(self) -> bool:
+        """Whether it can be made now."""
+
+    def run(self, inputs: list[Tensor]) -> list[Tensor]:
+        """Makes its calls with other values from before; gives what lives on."""
+
+
+class Spec:
+    """A tensor that a call makes: enough to answer what a program asks of it before it is computed."""
+
+    __slots__ = ("device", "dtype", "home", "requires_grad", "shape")
+
+    def __init__(self, shape: tuple[int, ...], dtype: DType, device: str | None, home: str) -> None:
+        """`device`: None of constants; `home`: where those live."""
+        self.shape, self.dtype, self.device, self.home = shape, dtype, device, home
+        self.requires_grad: bool | None = None  # nobody has asked yet
+
+    @staticmethod
+    def of(t: Tensor) -> Spec | None:
+        """None where it cannot be told beforehand."""
+        u = t.uop
+        is_plain = type(t) is Tensor and all(type(d) is int for d in u.shape)
+        if not is_plain or isinstance(u.device, tuple) or isinstance(t._device, tuple):
+            return None
+        return Spec(u.shape, u.dtype, u.device, t._device)
+
+
+class TraceEnding:
+    """What ended a trace at a node, and what lived on then."""
+
+    def __init__(self) -> None:
+        self.is_plain = False  # it cannot be captured
+        self.has_history: bool | None = None  # a gradient flows on from what was read
+        self.replay: TraceReplay | None = None
+
+
+class TraceNode:
+    """A call, after those above it."""
+
+    def __init__(self, parent: TraceNode | None = None, fn: Any = None, line: str = "") -> None:
+        self.parent, self.fn, self.line = parent, fn, line
+        self.children: dict[Key, TraceNode] = {}
+        self.endings: dict[Key, TraceEnding] = {}
+        self.kind: type | None = None  # of the sequence that it gives; None: a tensor
+        self.results: list[Spec | int] = []  # a Spec, or the number of the argument that it is
+        self.gradients: tuple[int, ...] = ()  # numbers of the tensors whose gradients backward() makes
+        self.writes = False  # to tensors that were there before
+        self.is_followed = True
+        self.is_plain = False  # whatever ends below it cannot be captured
+        self.refs: list[weakref.ref[Any]] = []  # of the state that its key names by id
+        self.is_known = False  # it was come to more than once
+
+    def hold(self, key: Key, state: Sequence[tuple[Tensor, UOp]]) -> None:
+        """The node goes with the state that its key names."""
+        back = weakref.ref(self.parent)
+
+        def gone(_: Any) -> None:
+            parent = back()
+            if parent is not None:
+                parent.children.pop(key, None)
+
+        self.refs = [weakref.ref(x, gone) for pair in state for x in pair]
+
+    def describe(self, out: Any, args: Sequence[Any], is_new: set[int]) -> None:
+        """Notes what the call gave, or that it cannot be told the next time."""
+        given = {id(a): i for i, a in reversed(list(enumerate(args)))}
+        many = isinstance(out, (tuple, list))
+        found = out if many else [out]
+        self.kind = type(out) if many else None
+        for t in found:
+            if not isinstance(t, Tensor):
+                spec = None
+            elif id(t) in given:
+                spec = given[id(t)]
+            else:
+                spec = Spec.of(t) if id(t) in is_new else None
+            if spec is None:
+                self.is_followed = False
+                return
+            self.results.append(spec)
+        self.is_followed = len({id(t) for t in found}) == len(found)
+
+    def make_room(self) -> int:
+        """Forgets the oldest node below it that was come to only once, if there are many; how many nodes went."""
+        if len(self.children) < MOST_CHILDREN:
+            return 0
+        key = next((k for k, child in self.children.items() if not child.is_known), None)
+        return 0 if key is None else self.children.pop(key).size()
+
+    def size(self) -> int:
+        """How many nodes it is, with those below it."""
+        count, todo = 0, [self]
+        while todo:
+            count += 1
+            todo += todo.pop().children.values()
+        return count
+
+    def note_new(self) -> None:
+        """Something is below it that may be captured."""
+        node: TraceNode | None = self
+        while node is not None and node.is_plain:
+            node.is_plain = False
+            node = node.parent
+
+    def note_plain(self) -> None:
+        """Nothing that ends here is captured: calls are not put off that lead here alone."""
+        node: TraceNode | None = self
+        while node is not None and node.parent is not None:
+            if not all(e.is_plain for e in node.endings.values()):
+                return
+            if not all(child.is_plain for child in node.children.values()):
+                return
+            node.is_plain = True
+            node = node.parent
+
+
+__all__ = ["MOST_CAPTURES", "MOST_CHILDREN", "MOST_NODES", "Key", "Spec", "TraceEnding", "TraceNode", "TraceReplay"]

@@ -1,0 +1,174 @@
+"""A plain loop whose calls are put off and replayed gives the bits of one whose calls are made as they come, whatever
+happens between two steps and in the middle of one: values read early, kept results, other batch sizes, numbers that
+change, errors, evaluation, seeds, threads, writes to what is read."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+
+from manygrad import Context, Tensor, no_grad
+from manygrad import nn as _nn
+from manygrad.nn import functional as F
+from tests.fuzz import training
+
+EXAMPLES = 12
+INSIDE = (
+    *("read first", "clip", "evaluate", "evaluate with gradients", "error", "seed", "read statistics", "in place"),
+    *("thread", "counted", "kept", "twice", "write what is read", "read gradient", "other size", "retained", "hook"),
+    *("view", "list index", "choose", "noise", "frozen copy", "detached", "grad of input", "no step", "sum of losses"),
+    "added up",
+)
+Program = dict[str, Any]
+
+
+@st.composite
+def programs(draw: st.DrawFn) -> Program:
+    """What the model is made of, what happens before each step (as in `training`), and within it."""
+    usual = draw(st.lists(st.sampled_from(INSIDE), max_size=2))
+    count = draw(st.integers(8, 20))
+    rare = st.sampled_from((*[None] * 40, *training.EVENTS))
+    within = st.sampled_from((*[None] * 40, *INSIDE))
+    return {
+        "optimizer": draw(st.sampled_from(sorted(training.OPTIMIZERS))),
+        "norm": draw(st.booleans()),
+        "dropout": draw(st.booleans()),
+        "usual": usual,
+        "events": [draw(rare) for _ in range(count)],
+        "within": [draw(within) for _ in range(count)],
+        "all stepped": draw(st.sampled_from((True, True, False))),
+        "sizes": draw(st.sampled_from(((4,), (4,), (4, 3), (4, 4, 4, 2)))),
+    }
+
+
+class Loop(training.Side):
+    """A loop of plain steps."""
+
+    def __init__(self, program: Program) -> None:
+        super().__init__({**program, "inside": None, "outside": False, "kept": False}, False)
+        self.log: list[Any] = []
+        self.kept: list[Tensor] = []
+        if program["all stepped"]:
+            self.optimizer.add_param_group({"params": list(self.extra.parameters()), "lr": 0.01})
+
+    def note(self, *tensors: Tensor) -> None:
+        self.log += [t.numpy() for t in tensors]
+
+    def one(self, event: str | None, within: set[str], i: int) -> None:
+        self.happen(event, i)
+        rng = np.random.default_rng(100 + i)
+        size = self.program["sizes"][i % len(self.program["sizes"])] + ("other size" in within)
+        x, y = (Tensor(rng.standard_normal((size, n)).astype(np.float32)) for n in (3, 1))
+        if "seed" in within:
+            Tensor.manual_seed(i)
+        if "grad of input" in within:
+            x.requires_grad = True
+        self.optimizer.zero_grad()
+        if "added up" not in within:
+            self.extra.zero_grad()
+        if "thread" in within:
+            t = threading.Thread(target=self.body, args=(x, y, within, i))
+            t.start()
+            t.join()
+        else:
+            self.body(x, y, within, i)
+        if "grad of input" in within and x.grad is not None:
+            self.note(x.grad)
+
+    def body(self, x: Tensor, y: Tensor, within: set[str], i: int) -> None:
+        try:
+            self.step_of(x, y, within, i)
+        except ArithmeticError as e:
+            self.log.append(str(e))
+        except RuntimeError as e:
+            if "overwritten" not in str(e):  # (a gradient of what was computed before "write what is read")
+                raise
+            self.log.append("overwritten")
+            self.optimizer.zero_grad()
+
+    def step_of(self, x: Tensor, y: Tensor, within: set[str], i: int) -> None:
+        linear = self.model[1]
+        z = x
+        if "noise" in within:
+            z = z + Tensor.randn(*z.shape) * 0.1
+        if "in place" in within:
+            z = z * 1.0
+            z += 1
+            z[0] = 0.5
+        if "view" in within:
+            z = z.reshape(-1)[: z.numel()].reshape(z.shape)
+        if "list index" in within:
+            z = z[list(range(z.shape[0]))[::-1]]
+        hidden = self.model(z)
+        out = self.extra(hidden) * self.scale
+        if "counted" in within:
+            out = out * (i + 1)
+        if "choose" in within and float(out.sum().item()) > 0:
+            out = out * 0.5
+        if "write what is read" in within:
+            with no_grad():
+                linear.bias.detach().assign(linear.bias.detach() + 0.125)
+        if "error" in within:
+            raise ArithmeticError(f"step {i}")
+        loss = F.mse_loss(out, y)
+        if "retained" in within and hidden.requires_grad:
+            hidden.retain_grad()
+        if "hook" in within and loss.requires_grad:
+            loss.register_hook(lambda g: g * 2)
+        if "read first" in within:
+            self.note(loss)
+        if "sum of losses" in within:
+            loss = loss + F.l1_loss(out, y) * 0.5
+        if "detached" in within:
+            self.kept.append(out.detach().clone())
+        if loss.requires_grad:
+            loss.backward()
+            if "twice" in within:
+                F.mse_loss(self.model(x), y.expand(x.shape[0], 1)).backward()
+        if "retained" in within and hidden.grad is not None:
+            self.note(hidden.grad)
+        if "read gradient" in within and linear.weight.grad is not None:
+            self.note(linear.weight.grad)
+        if "clip" in within and any(p.grad is not None for p in self.model.parameters()):
+            self.kept.append(_nn.utils.clip_grad_norm_([p for p in self.model.parameters() if p.grad is not None], 0.5))
+        if "read statistics" in within:
+            self.note(*self.model.state_dict().values())
+        if "frozen copy" in within:
+            self.kept.append(linear.weight.detach().clone())
+        if "no step" not in within:
+            self.optimizer.step()
+        if "evaluate" in within:
+            with no_grad():
+                self.kept.append(self.model(y.expand(y.shape[0], 3)).sum())
+        if "evaluate with gradients" in within:
+            self.note(self.model(x))
+        if "kept" in within:
+            self.kept += [loss, out, hidden]
+        else:
+            self.note(loss)
+
+
+def run(program: Program, how: AbstractContextManager[Any]) -> list[Any]:
+    """All that a loop showed."""
+    with how:
+        loop = Loop(program)
+        usual = set(program["usual"])
+        for i, (event, within) in enumerate(zip(program["events"], program["within"])):
+            loop.one(event, usual ^ ({within} - {None}), i)
+        loop.note(*loop.kept)
+        return [*loop.log, *loop.state()]
+
+
+def check(program: Program) -> None:
+    want, got = run(program, Context(FOLLOW=0)), run(program, nullcontext())
+    assert len(got) == len(want)
+    for k, (a, b) in enumerate(zip(got, want)):
+        if isinstance(b, str):
+            assert a == b
+            continue
+        assert a.shape == b.shape and a.dtype == b.dtype, f"value {k}"
+        np.testing.assert_array_equal(a, b, err_msg=f"value {k} of {len(want)}")

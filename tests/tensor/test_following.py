@@ -1,0 +1,313 @@
+"""A plain loop whose calls are put off: what is replayed, what is made as it comes, and that nobody can tell."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from manygrad import Context, Tensor, TinyJit, nn, no_grad
+from manygrad.nn import functional as F
+from manygrad.tensor.deferred.tensors import DeferredTensor
+from manygrad.tensor.deferred.trace import PUT_OFF, THREAD, Trace
+from manygrad.tensor.deferred.tree import MOST_CHILDREN
+
+
+class Counts:
+    replays = captures = flushes = 0
+
+
+@pytest.fixture
+def counts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counts]:
+    found, computed, flush = Counts(), Trace._computed, Trace.flush
+
+    def counted(self: Trace, ending: Any, step: Any, wanted: Any) -> Any:
+        if ending.replay is None:
+            found.captures += 1
+        else:
+            found.replays += 1
+        return computed(self, ending, step, wanted)
+
+    def flushed(self: Trace) -> None:
+        found.flushes += bool(self.put_off)
+        flush(self)
+
+    monkeypatch.setattr(Trace, "_computed", counted)
+    monkeypatch.setattr(Trace, "flush", flushed)
+    yield found
+
+
+def array(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+class Training:
+    """A loop as in any tutorial."""
+
+    def __init__(self, *layers: nn.Module, lr: float = 0.01) -> None:
+        Tensor.manual_seed(3)
+        self.model = nn.Sequential(nn.Linear(4, 8), *layers, nn.Linear(8, 3))
+        self.optimizer = nn.optim.Adam(self.model.parameters(), lr=lr)
+
+    def step(self, i: int, rows: int = 5) -> Tensor:
+        x, y = Tensor(array(rows, 4, seed=i)), Tensor(np.arange(rows) % 3)
+        self.optimizer.zero_grad()
+        loss = F.cross_entropy(self.model(x), y)
+        loss.backward()
+        self.optimizer.step()
+        return loss
+
+    def state(self) -> list[np.ndarray]:
+        grads = [p.grad.numpy() for p in self.model.parameters() if p.grad is not None]
+        return [*(t.numpy() for t in self.model.state_dict().values()), *grads]
+
+
+def losses(make: Callable[[], Training], steps: int = 8) -> list[np.ndarray]:
+    loop = make()
+    found = [np.array(loop.step(i).item()) for i in range(steps)]
+    return [*found, *loop.state()]
+
+
+def same(make: Callable[[], list[np.ndarray]]) -> None:
+    """The same bits as where calls are made as they come."""
+    with Context(FOLLOW=0):
+        want = make()
+    for a, b in zip(make(), want, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+LAYERS: dict[str, Callable[[], list[nn.Module]]] = {
+    "plain": lambda: [nn.ReLU()],
+    "batch norm": lambda: [nn.BatchNorm1d(8), nn.ReLU()],
+    "dropout": lambda: [nn.Dropout(0.5)],
+    "norms": lambda: [nn.LayerNorm(8), nn.GELU(), nn.RMSNorm(8)],
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_training_loop_is_replayed_from_its_fourth_step_on(name: str, counts: Counts) -> None:
+    loop = Training(*LAYERS[name]())
+    for i in range(4):
+        loop.step(i)
+    before = counts.replays, counts.flushes
+    for i in range(6):
+        loop.step(i).item()
+    assert (counts.replays - before[0], counts.flushes - before[1]) == (6, 0)
+    same(lambda: losses(lambda: Training(*LAYERS[name]())))
+
+
+def test_a_loss_that_is_read_before_backward(counts: Counts) -> None:
+    """The read is one replay, the rest of the step another."""
+
+    def run() -> list[np.ndarray]:
+        loop, found = Training(nn.Tanh()), []
+        for i in range(9):
+            loop.optimizer.zero_grad()
+            loss = F.mse_loss(loop.model(Tensor(array(5, 4, seed=i))), Tensor(array(5, 3)))
+            found.append(np.array(loss.item()))
+            loss.backward()
+            loop.optimizer.step()
+        return [*found, *loop.state()]
+
+    same(run)
+    assert counts.replays >= 6
+
+
+def test_results_that_are_kept_are_the_callers(counts: Counts) -> None:
+    loop = Training(nn.ReLU())
+    kept = [loop.step(i) for i in range(10)]
+    with Context(FOLLOW=0):
+        other = Training(nn.ReLU())
+        want = [other.step(i).item() for i in range(10)]
+    assert [t.item() for t in kept] == want
+    assert counts.replays >= 5
+
+
+def test_evaluation_between_steps(counts: Counts) -> None:
+    def run() -> list[np.ndarray]:
+        loop, found = Training(nn.BatchNorm1d(8)), []
+        for _ in range(5):
+            loop.model.train()
+            for i in range(4):
+                loop.step(i)
+            loop.model.eval()
+            with no_grad():
+                for i in range(3):
+                    out = loop.model(Tensor(array(7, 4, seed=i)))
+                    right = (out.argmax(1) == Tensor(np.arange(7) % 3)).float().mean()
+                    found += [np.array(right.item()), out.numpy()]
+        return [*found, *loop.state()]
+
+    same(run)
+    assert counts.replays >= 20
+
+
+def test_weights_that_are_loaded_replaced_or_written_are_seen() -> None:
+    def run() -> list[np.ndarray]:
+        loop, found = Training(nn.ReLU()), []
+        saved = {k: t.detach().clone().realize() for k, t in loop.model.state_dict().items()}
+        for i in range(24):
+            if i == 6:
+                loop.model.load_state_dict(saved)
+            if i == 10:
+                loop.model[0].weight.detach().assign(Tensor(array(8, 4, seed=9)))
+            if i == 14:
+                loop.model[2].weight.data = Tensor(array(3, 8, seed=8))
+            if i == 17:
+                loop.model[2].weight.requires_grad_(False)
+            if i == 20:
+                loop.optimizer.param_groups[0]["lr"] = 0.5
+            if i == 22:
+                loop.optimizer.param_groups[0]["betas"] = (0.5, 0.5)
+            found.append(np.array(loop.step(i).item()))
+        return [*found, *loop.state()]
+
+    same(run)
+
+
+def test_a_number_that_changes_and_sizes_that_change() -> None:
+    def run() -> list[np.ndarray]:
+        w, found = Tensor(array(4, 4)).realize(), []
+        for i in range(3 * MOST_CHILDREN):
+            found.append((w * (i * 0.5) + 1).relu().sum().numpy())
+        loop = Training(nn.ReLU())
+        found += [loop.step(i, rows=2 + i % 3).numpy() for i in range(20)]
+        return [*found, *loop.state()]
+
+    same(run)
+
+
+def test_who_writes_to_what_is_read_has_it_read_first() -> None:
+    def run() -> list[np.ndarray]:
+        found = []
+        for i in range(6):
+            w = Tensor(array(3, seed=i)).realize()
+            y = w * 2
+            w.add_(1)
+            z = w * 2
+            w[0] = 7.0
+            found += [y.numpy(), z.numpy(), w.numpy()]
+        return found
+
+    same(run)
+
+
+def test_another_thread_reads_what_is_put_off() -> None:
+    def run() -> list[np.ndarray]:
+        found: list[np.ndarray] = []
+        for i in range(5):
+            x = Tensor(array(4, seed=i))
+            y = (x * 2 + Tensor.rand(4)).relu()
+            t = threading.Thread(target=lambda y=y: found.append((y + 1).numpy()))
+            t.start()
+            t.join(60)
+            found.append(y.numpy())
+        return found
+
+    Tensor.manual_seed(1)
+    with Context(FOLLOW=0):
+        want = run()
+    Tensor.manual_seed(1)
+    for a, b in zip(run(), want, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_a_step_that_fails_and_goes_on() -> None:
+    def run() -> list[np.ndarray]:
+        loop = Training(nn.ReLU())
+        found = []
+        for i in range(12):
+            loss = loop.step(i)
+            if i % 3 == 2:
+                with pytest.raises((ValueError, RuntimeError)):
+                    F.mse_loss(loop.model(Tensor(array(5, 4))), Tensor(array(2, 7)))
+                with pytest.raises(ZeroDivisionError):
+                    y = loop.model(Tensor(array(5, 4))).sum()
+                    y * (1 / 0)
+            found.append(loss.numpy())
+        return [*found, *loop.state()]
+
+    same(run)
+
+
+def test_a_deferred_tensor_answers_without_being_made(counts: Counts) -> None:
+    x = Tensor(array(4, 6)).realize()
+    for _ in range(3):
+        y = x.reshape(2, 12).relu()
+        y.numpy()
+    y = x.reshape(2, 12).relu()
+    assert type(y) is DeferredTensor and isinstance(y, Tensor)
+    before = counts.flushes
+    assert (y.shape, y.ndim, y.dtype.name, y.device, y.numel(), len(y)) == ((2, 12), 2, "float32", x.device, 24, 2)
+    assert counts.flushes == before
+    assert y.uop.op is not None and type(y) is Tensor and counts.flushes == before + 1
+
+
+def test_data_that_decides_is_read_each_time() -> None:
+    def run() -> list[np.ndarray]:
+        found = []
+        for i in range(8):
+            x = Tensor(array(6, seed=i))
+            y = x * 2 if x.sum().item() > 0 else x - 1
+            found += [y.numpy(), x[x > 0].numpy()]
+        return found
+
+    same(run)
+
+
+def test_nothing_of_a_model_stays_after_it() -> None:
+    loop = Training(nn.ReLU())
+    for i in range(6):
+        loop.step(i).item()
+    weight = weakref.ref(loop.model[0].weight)
+    del loop
+    gc.collect()
+    assert weight() is None
+    THREAD.trace.flush()
+    assert not PUT_OFF
+
+
+def test_a_tiny_jit_and_a_plain_loop_take_turns() -> None:
+    def run() -> list[np.ndarray]:
+        loop, found = Training(nn.ReLU()), []
+        step = TinyJit(lambda x: loop.model(x).sum())
+        for i in range(10):
+            found.append(loop.step(i).numpy())
+            found.append(step(Tensor(array(5, 4, seed=i)) * 2).numpy())
+        return found
+
+    same(run)
+
+
+def test_a_changed_external_tensor_that_was_not_noticed_is_an_error() -> None:
+    w = Tensor(array(3)).realize()
+    for _ in range(3):
+        (w * 3).numpy()
+    y = w * 3
+    w.uop = Tensor(array(3, seed=1)).realize().uop  # as nobody may
+    with pytest.raises(RuntimeError, match="FOLLOW=0"):
+        y.numpy()
+
+
+def test_what_a_key_says_is_all_that_a_call_depends_on() -> None:
+    """Zeros of both signs, numbers of other kinds, modes and orders of arguments are told apart."""
+
+    def run() -> list[np.ndarray]:
+        x, found = Tensor(np.array([-1.0, 0.0, 1.0], np.float32)).realize(), []
+        for zero in (0.0, -0.0, 0, False, 0.0, -0.0):
+            found.append((x.copysign(zero)).numpy())
+            found.append((1 / (x * 0 + zero)).numpy())
+        for one in (1, 1.0, True, 1, 1.0, True):
+            found.append((Tensor([3]) * one).numpy())
+        for mode in (True, False, True, False):
+            with Tensor.train(mode):
+                Tensor.manual_seed(5)
+                found.append(x.dropout(0.5).numpy())
+        return found
+
+    same(run)
