@@ -45,6 +45,7 @@ def install() -> None:
                 setattr(kind, name, staticmethod(_call(found.__func__)))
             elif type(found).__name__ == "function":
                 setattr(kind, name, _call(found))
+    DifferentiationMixin._set_grad = _set_grad(DifferentiationMixin._set_grad)  # type: ignore[method-assign]
     DifferentiationMixin.backward = _backward(DifferentiationMixin.backward)  # type: ignore[method-assign]
 
 
@@ -69,6 +70,14 @@ def _call(fn: Callable[..., Any]) -> Callable[..., Any]:
         return trace.call(fn, args, kwargs)
 
     return call
+
+
+def _set_grad(fn: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(fn)
+    def set_grad(t: Tensor, value: Tensor | None) -> Tensor:
+        return fn(t, value) if THREAD.is_inside else THREAD.trace.set_gradient(fn, t, value)
+
+    return set_grad
 
 
 def _backward(fn: Callable[..., Any]) -> Callable[..., Any]:

@@ -287,6 +287,16 @@ class Trace:
         self._go_to(child, [t._grad for t in leaves])
         return out
 
+    def set_gradient(self, fn: Callable[..., Tensor], t: Tensor, value: Tensor | None) -> Tensor:
+        """`t.grad = value`: a call, where both are values of this trace."""
+        if self.has(t._grad) and self.has(value) and not self.is_off:
+            self.call(fn, (t, value), {})
+            t._grad = value
+            return t
+        for g in (t._grad, value):  # (one that is put off is made first, or that would set it later)
+            _ = None if g is None else g.uop
+        return fn(t, value)
+
     def _drop_gradients(self) -> None:
         """Gradients that are put off are not there for the calls that make them."""
         for t in self.leaves:

@@ -45,9 +45,11 @@ class DifferentiationMixin:
                 f"grad: a gradient of {value.shape} {value.dtype.name} does not fit a tensor of {self.shape} "
                 f"{self.dtype.name}; both are the same"
             )
-        if self._grad is not None:
-            _ = self._grad.uop  # (one that is put off is made first, or that would set it later)
+        self._set_grad(value)
+
+    def _set_grad(self: Tensor, value: Tensor | None) -> Tensor:
         self._grad = value
+        return self
 
     @property
     @locked

@@ -15,7 +15,14 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def programs() -> list[tuple[str, str]]:
     found = []
-    for page in ("README.md", "docs/pytorch.md", "docs/fast_loops.md", "docs/checkpoints.md", "docs/inference.md", "docs/kernels.md"):
+    for page in (
+        "README.md",
+        "docs/pytorch.md",
+        "docs/fast_loops.md",
+        "docs/checkpoints.md",
+        "docs/inference.md",
+        "docs/kernels.md",
+    ):
         text = (ROOT / page).read_text(encoding="utf-8")
         found += [
             (f"{page}:{text[: m.start()].count(chr(10)) + 1}", m[1])
