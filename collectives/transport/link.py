@@ -16,6 +16,7 @@ import zmq
 from manygrad.collectives.transport import wire
 from manygrad.collectives.transport.blocks import SharedBlock
 from manygrad.collectives.transport.seal import Opener, Sealer
+from manygrad.session import Session
 from manygrad.tensor.environment import RECONNECT_TIMEOUT_S
 
 WINDOW = 64 << 20
@@ -66,12 +67,14 @@ class Incoming:
 
 
 class ZmqLink:
-    """Both directions between this rank and one peer. Large: a reliable session: both directions, numbers, credits."""
+    """Both directions between this rank and one peer. Large: lanes, a session, credits, and signs of life."""
 
     route = "zmq"
 
-    def __init__(self, peer: int, card: dict[str, Any]):
+    def __init__(self, peer: int, card: dict[str, Any], epoch: int = 0):
         self.peer, self.card = peer, card
+        # numbers, what has not arrived, and what has come
+        self.session: Session[Outgoing] = Session(epoch)
         self.lanes: list[zmq.Socket[bytes]] = []  # control, then data
         self.monitors: list[zmq.Socket[bytes]] = []
         self.sealer: Sealer | None = None
@@ -81,19 +84,11 @@ class ZmqLink:
         self.queue: list[tuple[int, Outgoing]] = []
         # frames (message, offset) that a broken lane may have swallowed
         self.again: deque[tuple[Outgoing, int]] = deque()
-        self.out_number = self.in_number = 0
-        self.unacked: dict[int, Outgoing] = {}
-        self.acked_below = 0
         self.kept_nbytes = 0  # of copies and sealed frames of messages that have not arrived yet
         self.sent, self.granted = 0, WINDOW  # cumulative bytes out, and how many the peer allows
         self.taken, self.told, self.arrived = 0, WINDOW, 0  # cumulative bytes asked for, granted, and come in
         self.incoming: dict[int, Incoming] = {}
         self.asking = set[int]()  # numbers of messages that are waited for
-        # numbers of messages that have come whole: all below, and these, with their bytes
-        self.whole_below, self.whole = 0, dict[int, int]()
-        # messages that the peer can be told of, that all below have come, and has not been; and their bytes
-        self.owed = self.owed_nbytes = 0
-        self.urgent = False  # it waits for that, as its memory must stay as it is
         self.heard = 0  # counts what came from the peer
         self.forged = 0  # frames in its name that did not open
         self.repeated = 0  # frames that had come before
@@ -108,7 +103,7 @@ class ZmqLink:
     def must_wait(self, number: int) -> bool:
         """Whether the memory of a message sent must stay as it is. Also where it was copied or sealed, but nobody else
         would see to its going out, or too many copies are on their way."""
-        message = self.unacked.get(number)
+        message = self.session.kept.get(number)
         if message is None:
             return False
         copied = message.handed and (message.copy is not None or self.sealer is not None)
@@ -150,9 +145,9 @@ class ZmqLink:
         """Keeps a frame until its message is asked for; False where it is of no use (dropped, and counted by whoever
         calls), or where it broke the rules and the link is lost."""
         h = frame.header
-        if h.number < self.whole_below or h.number in self.whole:  # sent again, as its arrival was not heard of
-            self.owed += 1
-            self.urgent = True
+        if self.session.has(h.number):
+            self.session.repeat()
+            self.session.urgent = True
             self.repeated += 1
             return True
         message = self.incoming.setdefault(h.number, Incoming())
@@ -204,12 +199,9 @@ class ZmqLink:
         message.arrived += h.length
         if message.arrived < h.total:
             return
-        self.urgent |= h.total > COPIED_NBYTES and self.sealer is None
-        self.whole[h.number] = h.total
-        while (nbytes := self.whole.pop(self.whole_below, None)) is not None:
-            self.whole_below += 1
-            self.owed += 1
-            self.owed_nbytes += nbytes
+        # (its sender's memory must stay as it is until then)
+        self.session.urgent |= h.total > COPIED_NBYTES and self.sealer is None
+        self.session.come(h.number, h.total)
 
 
 def reachable(address: str, timeout_s: float = 0.05) -> int:

@@ -276,12 +276,12 @@ def stale(endpoint: Endpoint) -> int:
         endpoint.epoch -= 1
         old = np.full(8, 9, np.uint8)
         link = endpoint._links[1]
-        number = link.out_number
+        number = link.session.out_number if link.route == "zmq" else 0
         endpoint.send(1, MessageKey(0, 0, 0), old.ctypes.data, 8)
         endpoint.epoch += 1
         if link.route == "zmq":
-            link.out_number = number  # a dropped message has no number in this epoch
-            link.unacked.clear()
+            link.session.out_number = number  # a dropped message has no number in this epoch
+            link.session.kept.clear()
         endpoint._outstanding.clear()
         endpoint.send(1, MessageKey(0, 0, 0), data.ctypes.data, 8)
         endpoint.flush()
