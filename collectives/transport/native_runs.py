@@ -13,6 +13,7 @@ from manygrad.native.exchange import ALL, RUN
 from manygrad.native.replay import NativeCall
 
 _STOPPED = ALL.index("STOPPED")
+_SPINS, _LIMIT = RUN.index("SPINS"), RUN.index("LIMIT")
 
 
 class NativeRuns:
@@ -29,7 +30,7 @@ class NativeRuns:
         with self.lock:
             if not self._may_run(links):
                 return 0
-            RUN.put(run, SPINS=self.waits.spins, LIMIT=ctypes.addressof(self.waits.tick))
+            run[_SPINS], run[_LIMIT] = self.waits.spins, ctypes.addressof(self.waits.tick)
             return int(shm.native_functions().exchange(ctypes.addressof(run)))
 
     def run_joined(self, all: Any, links: Sequence[shm.ShmLink]) -> None:

@@ -17,7 +17,7 @@ from manygrad.native.memory import copy
 from manygrad.runtime.buffer import Buffer, copy_memory
 from manygrad.runtime.exchange.memory import BoundMemory
 from manygrad.runtime.exchange.native_exchange import NativeRun, native_run
-from manygrad.runtime.exchange.steps import MESSAGES, ExchangeStep, compile_steps, messages_of, sent_first
+from manygrad.runtime.exchange.steps import MESSAGES, ExchangeStep, FarNumbers, compile_steps, sent_first
 from manygrad.runtime.profile import profile
 from manygrad.tensor.uop import UOp
 
@@ -25,24 +25,15 @@ LANE = "calls of collectives"  # of a profile
 
 
 class Exchange:
-    """`run` carries the calls of `body` out, on `buffers` (`BoundMemory`).
-
-    Large: the state of a run, beside what is compiled.
-    """
+    """`run` carries the calls of `body` out, on `buffers` (`BoundMemory`)."""
 
     def __init__(self, body: UOp, buffers: Sequence[Buffer], ranks: int, endpoint: Endpoint | None) -> None:
         self.endpoint = endpoint
         self.memory = BoundMemory(body, buffers, ranks)
         self.steps = compile_steps(body, self.memory)
         self.native: NativeRun | None = None
-        self.is_bound = False
-        # how many messages go to each worker of another host, and come from it, and the numbers of this run's first
-        # ones: they are reserved in the order in which exchanges begin
-        self.reserved = messages_of(self.steps, (SEND,), self._is_far)
-        self.expected = messages_of(self.steps, (RECEIVE, RECEIVE_INTO), self._is_far)
-        self.first: dict[int, int] = {}
-        self.first_in: dict[int, int] = {}
-        self.ahead, self.ahead_nbytes = sent_first(self.steps, self.reserved, AHEAD_NBYTES)
+        self.far = FarNumbers(self.steps, self._is_far)
+        self.ahead, self.ahead_nbytes = sent_first(self.steps, self.far.reserved, AHEAD_NBYTES)
         self.waits_for = [self._ready(step) for step in self.steps]
         # where nothing follows but waits for readers
         self.settling = max((n for n, step in enumerate(self.steps, 1) if not step.waits_for_readers), default=0)
@@ -61,19 +52,17 @@ class Exchange:
     def begin(self, plan: int, sequence: int) -> None:
         """Sends what needs nothing from others, where that waits for nobody; it does not before `finish` and `settle`,
         which have to follow. Another exchange that began earlier may finish in between."""
-        if not self.is_bound:
+        if not self.memory.is_bound:
             self._bind()
         self.plan, self.sequence, self.done = plan, sequence, 0
-        if self.reserved or self.expected:
-            endpoint = self._endpoint()
-            self.first = {peer: endpoint.reserve(peer, count) for peer, count in self.reserved.items()}
-            self.first_in.update({peer: endpoint.expect(peer, count) for peer, count in self.expected.items()})
+        if self.far.there_are:
+            self.far.begin(self._endpoint())
             self._run(self.ahead)
 
     def advance(self) -> Callable[[], bool] | None:
         """Goes on between hosts as far as what has come allows, between `begin` and `finish`. Returns what says that it
         can go on again; None where it cannot before `finish`."""
-        if not self.reserved and not self.expected:
+        if not self.far.there_are:
             return None
         while self.done < self.settling:
             ready = self.waits_for[self.done]
@@ -101,7 +90,7 @@ class Exchange:
 
     def move(self, buffer: Buffer, to: Any) -> None:
         """From now on reads the memory `to` instead of that of a source's buffer."""
-        if not self.is_bound:
+        if not self.memory.is_bound:
             self._bind()
         self.memory.move(buffer, to)
         if self.native is not None and not self.native.may_send():
@@ -109,15 +98,15 @@ class Exchange:
 
     def _bind(self) -> None:
         self.memory.bind()
-        self.is_bound = True
         self.native = native_run(self.steps, self.memory, self.endpoint)
 
     def _run(self, end: int) -> None:
         """The steps up to `end` that have not been run."""
         try:
             while self.done < end:
-                n, step = self.done, self.steps[self.done]
-                self.done += 1
+                n = self.done
+                step = self.steps[n]
+                self.done = n + 1
                 if not profile.active:
                     _INTERPRETED[step.kind](self, n, step)
                     continue
@@ -125,7 +114,7 @@ class Exchange:
                 _INTERPRETED[step.kind](self, n, step)
                 profile.record(LANE, step.name, start, time.perf_counter(), self._facts(step))
         except BaseException:
-            if any(s.kind == SEND and s.message is not None and s.message.is_written for s in self.steps):
+            if any(s.is_written for s in self.steps):
                 self._endpoint().arena.has_failed = True
             raise
 
@@ -140,14 +129,14 @@ class Exchange:
     def _ready(self, step: ExchangeStep) -> Callable[[], bool] | None:
         """Says whether a step may run now, before exchanges that began earlier have ended, and waits for nobody; None
         where it may not, or that cannot be told: messages in shared memory keep their order."""
-        if step.kind == SETTLE or (step.kind == SEND and step.peer not in self.reserved):
+        if step.kind == SETTLE or (step.kind == SEND and step.peer not in self.far.reserved):
             return None
         if step.kind not in (RECEIVE, RECEIVE_INTO):
             return _at_once
-        if step.peer not in self.expected:
+        if step.peer not in self.far.expected:
             return None
         peer, number, nbytes = step.peer, step.number, step.nbytes
-        incoming, first = self._endpoint().incoming(peer), self.first_in
+        incoming, first = self._endpoint().incoming(peer), self.far.first_in
 
         def has_come() -> bool:
             message = incoming.get(first[peer] + number)
@@ -165,12 +154,13 @@ class Exchange:
 
     def _take_over(self, stopped: int) -> None:
         """After a native call that came to step `stopped`: what is lent and borrowed at that step."""
-        native, endpoint = self.native, self._endpoint()
+        native = self.native
         assert native is not None
         native.count(stopped)
         self.done = stopped
         if stopped == len(self.steps):
             return
+        endpoint = self._endpoint()
         for n, step in enumerate(self.steps[:stopped]):
             if step.kind == SEND:
                 ticket = Ticket(step.peer, native.number(n), MessageKey(self.plan, self.sequence, step.number))
@@ -186,24 +176,15 @@ class Exchange:
     # --- one step of each kind: its number, and what it is
 
     def _send(self, n: int, step: ExchangeStep) -> None:
-        assert step.message is not None
-        peer, number, is_written = step.message
-        key, first = MessageKey(self.plan, self.sequence, number), self.first.get(peer)
-        self.tickets[n] = self._endpoint().send(
-            peer,
-            key,
-            self.memory.addresses[step.place],
-            step.nbytes,
-            step.dtype,
-            None if first is None else first + number,
-            is_written,
-        )
+        peer, number = step.peer, step.number
+        key, first = MessageKey(self.plan, self.sequence, number), self.far.first.get(peer)
+        reserved, at = None if first is None else first + number, self.memory.addresses[step.place]
+        self.tickets[n] = self._endpoint().send(peer, key, at, step.nbytes, step.dtype, reserved, step.is_written)
 
     def _message(self, step: ExchangeStep) -> tuple[MessageKey, int | None]:
         """Key and, between hosts, number of a message that comes."""
-        first = self.first_in.get(step.peer)
-        key = MessageKey(self.plan, self.sequence, step.number)
-        return key, None if first is None else first + step.number
+        first, number = self.far.first_in.get(step.peer), step.number
+        return MessageKey(self.plan, self.sequence, number), None if first is None else first + number
 
     def _receive(self, n: int, step: ExchangeStep) -> None:
         key, expected = self._message(step)

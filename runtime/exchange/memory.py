@@ -32,6 +32,7 @@ class BoundMemory:
         args = list(dict.fromkeys(a for call in body.src for a in call.src[1:]))
         self.numbers = {a: n for n, a in enumerate(args)}  # of places
         self.places = [self._located(a) for a in args]
+        self.is_bound = False
         self.handles: list[Any] = [None] * len(args)
         self.spare = len(args)  # one address more, of a message that native code copies into its place
         self.addresses: Any = table(len(args) + 1)  # of places that the host sees
@@ -42,6 +43,7 @@ class BoundMemory:
         for n, p in enumerate(self.places):
             if p.base is not None:
                 self._put(n, p, p.device.view(p.base.handle, p.offset, p.nbytes))
+        self.is_bound = True
 
     def move(self, buffer: Buffer, to: Any) -> None:
         """From now on the memory `to` is read instead of that of a source's buffer."""

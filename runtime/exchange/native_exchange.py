@@ -24,6 +24,7 @@ from manygrad.runtime.devices.cpu.threads import team
 from manygrad.runtime.exchange.memory import BoundMemory
 from manygrad.runtime.exchange.steps import MESSAGES, ExchangeStep
 
+_SEQUENCE, _SCRATCH = RUN.index("SEQUENCE"), RUN.index("SCRATCH")
 SMALL_NBYTES = 1 << 20  # of one message: for longer ones Python's part is small, and copies have better ways
 
 
@@ -74,7 +75,7 @@ class NativeRun:
     def run(self, plan: int, sequence: int) -> int:
         """The number of the first step that was not carried out."""
         self.carry(plan)
-        RUN.put(self.table, SEQUENCE=sequence, SCRATCH=team().ready())
+        self.table[_SEQUENCE], self.table[_SCRATCH] = signed(sequence), team().ready()
         return self.endpoint.native.run(self.table, self.peers)
 
     def carry(self, plan: int) -> None:

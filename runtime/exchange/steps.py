@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import takewhile
 
+from manygrad.collectives.transport.endpoint import Endpoint
 from manygrad.native.exchange import COPY, KERNEL, RECEIVE, RECEIVE_INTO, RELEASE, SEND, SETTLE
 from manygrad.runtime.devices import Kernel
 from manygrad.runtime.exchange.memory import BoundMemory
@@ -38,28 +39,21 @@ class ExchangeStep:
     name: str
     place: int = -1
     nbytes: int = 0
-    message: MessageArg | None = None  # of SEND, RECEIVE, RECEIVE_INTO, and the one of SETTLE
+    # of the message of SEND, RECEIVE, RECEIVE_INTO: its peer, its number among those of the pair, its type; and whether
+    # the peer does not read but write there, of SEND and SETTLE
+    peer: int = -1
+    number: int = -1
     dtype: str = ""
+    is_written: bool = False
     of: int = -1
     source: int = -1
     kernel: Kernel | None = None
     places: tuple[int, ...] = ()
 
     @property
-    def peer(self) -> int:
-        assert self.message is not None
-        return self.message.peer
-
-    @property
-    def number(self) -> int:
-        """Number of the message among those of its pair."""
-        assert self.message is not None
-        return self.message.number
-
-    @property
     def waits_for_readers(self) -> bool:
         """Not for those who write."""
-        return self.kind == SETTLE and self.message is not None and not self.message.is_written
+        return self.kind == SETTLE and not self.is_written
 
 
 def compile_steps(body: UOp, memory: BoundMemory) -> list[ExchangeStep]:
@@ -72,18 +66,21 @@ def compile_steps(body: UOp, memory: BoundMemory) -> list[ExchangeStep]:
         at = [memory.numbers[a] for a in args]
         nbytes = memory.places[at[0]].nbytes if at else 0
         if what.op is Ops.SEND:
-            m = what.arg
-            sent[m] = len(steps)
-            steps.append(ExchangeStep(SEND, f"send {nbytes} to {m.peer}", at[0], nbytes, m, what.dtype.name))
+            peer, number, is_written = what.arg
+            sent[what.arg] = len(steps)
+            name = f"send {nbytes} to {peer}"
+            steps.append(ExchangeStep(SEND, name, at[0], nbytes, peer, number, what.dtype.name, is_written))
         elif what.op is Ops.RECEIVE:
             kind = RECEIVE_INTO if memory.places[at[0]].base is not None else RECEIVE
             received[at[0]] = len(steps)
-            name = f"receive {nbytes} from {what.arg.peer}"
-            steps.append(ExchangeStep(kind, name, at[0], nbytes, what.arg, what.dtype.name))
+            peer, number, _ = what.arg
+            name = f"receive {nbytes} from {peer}"
+            steps.append(ExchangeStep(kind, name, at[0], nbytes, peer, number, what.dtype.name))
         elif what.op is Ops.RELEASE:
             steps.append(ExchangeStep(RELEASE, "release", of=received.pop(at[0])))
         elif what.op is Ops.SETTLE:
-            steps += [ExchangeStep(SETTLE, "wait for readers", message=m, of=sent[m]) for m in what.arg]
+            name = "wait for readers"
+            steps += [ExchangeStep(SETTLE, name, of=sent[m], is_written=m.is_written) for m in what.arg]
         elif what.op is Ops.COPY:
             steps.append(ExchangeStep(COPY, f"copy {nbytes}", at[0], nbytes, source=at[1]))
         else:
@@ -92,10 +89,25 @@ def compile_steps(body: UOp, memory: BoundMemory) -> list[ExchangeStep]:
     return steps
 
 
-def messages_of(steps: Iterable[ExchangeStep], kinds: tuple[int, ...], far: Callable[[int], bool]) -> dict[int, int]:
-    """How many messages of such steps go to each worker of another host (`far`), or come from it."""
-    count = Counter(s.peer for s in steps if s.kind in kinds)
-    return {peer: n for peer, n in count.items() if far(peer)}
+class FarNumbers:
+    """Numbers of the messages of a run between hosts: `reserved` and `expected`, how many go to each worker there and
+    come from it; `first` and `first_in`, the numbers of this run's first ones. They are taken in the order in which
+    exchanges begin."""
+
+    def __init__(self, steps: Iterable[ExchangeStep], is_far: Callable[[int], bool]) -> None:
+        sent = Counter(s.peer for s in steps if s.kind == SEND)
+        got = Counter(s.peer for s in steps if s.kind in (RECEIVE, RECEIVE_INTO))
+        self.reserved, self.expected = ({p: n for p, n in count.items() if is_far(p)} for count in (sent, got))
+        self.there_are = bool(self.reserved or self.expected)
+        self.first: dict[int, int] = {}
+        self.first_in: dict[int, int] = {}
+
+    def begin(self, endpoint: Endpoint) -> None:
+        """Takes the numbers of a run."""
+        for peer, count in self.reserved.items():
+            self.first[peer] = endpoint.reserve(peer, count)
+        for peer, count in self.expected.items():
+            self.first_in[peer] = endpoint.expect(peer, count)
 
 
 def sent_first(steps: Iterable[ExchangeStep], far: dict[int, int], most_nbytes: int) -> tuple[int, int]:
