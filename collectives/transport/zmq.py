@@ -39,7 +39,6 @@ import os
 import secrets
 import select
 import struct
-import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -240,7 +239,7 @@ class ZmqHub:
         try:
             self.control.send_multipart([_IDENTITY.pack(b"m", link.peer, 0, self.epoch), header], zmq.NOBLOCK)
         except zmq.Again:
-            link.lose("its answers pile up unread")
+            link.connections.lose("its answers pile up unread")
 
     def pay(self, link: ZmqLink, all: bool = False) -> None:
         """Tells the peer what has arrived, where it waits for that: in the middle of a stream that is waited for not
@@ -284,7 +283,7 @@ class ZmqHub:
     def push(self, link: ZmqLink) -> None:
         """Hands frames to ZeroMQ as far as grants and high-water marks allow."""
         link.blocked = None
-        if link.down:
+        if link.connections.down:
             return
         while link.again:
             item, offset = link.again[0]
@@ -349,8 +348,6 @@ class ZmqHub:
     def _lane_is_back(self, link: ZmqLink, lane: int) -> None:
         """The connection was made anew: says hello, and has all frames sent again
         that the old one may have swallowed."""
-        link.down.pop(lane, None)
-        link.refused_at = link.probe_at = 0.0
         self._greet(link, lane)
         waiting = {(item.header.number, offset) for item, offset in link.again}
         for item in link.session.kept.values():
@@ -514,15 +511,13 @@ class ZmqHub:
             except zmq.Again:
                 return
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                if lane in link.was_up:
+                if link.connections.came_up(lane):
                     self._lane_is_back(link, lane)
-                link.was_up.add(lane)
-                link.down.pop(lane, None)
             elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
                 proof = "CURVE key" if self.secure and not lane else "password"
-                link.lose(f"it refused this worker's {proof} (it belongs to another run)")
-            else:  # the connection broke, or could not be made
-                link.down.setdefault(lane, time.monotonic())
+                link.connections.lose(f"it refused this worker's {proof} (it belongs to another run)")
+            else:
+                link.connections.broke(lane)
 
     def _authenticate(self) -> None:
         """ZAP requests (RFC 27): a key or a password of this run passes, as the rank whose it is."""

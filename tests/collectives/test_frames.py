@@ -161,8 +161,8 @@ def attack(count: int, seed: int, sealed: bool) -> dict[str, int]:
                 except PlanMismatch:
                     assert not sealed and not whole
                     ended["mismatch"] += 1
-                if line.link.lost_at or rng.random() < 0.001 or line.link.session.in_number != line.number:
-                    ended["lost"] += bool(line.link.lost_at)
+                if line.link.connections.lost_at or rng.random() < 0.001 or line.link.session.in_number != line.number:
+                    ended["lost"] += bool(line.link.connections.lost_at)
                     line.close()
                     line, before = Wire(sealed), []
                 elif not whole:  # what did not come is not sent again here: the next message is expected
