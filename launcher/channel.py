@@ -6,7 +6,8 @@ still in the user's code a moment later, a signal raises `LaunchAborted` there. 
 listens at its address any more), or has not been heard for `silent_s`, is an abort too, after which the process ends
 itself; so is an error in this thread, which is the cause of the `LaunchAborted` in the main thread. Where the script
 has a handler for Ctrl-C, that of the launcher reaches it as a signal (`interrupt`). A connection that breaks is made
-anew, and nothing is lost by that (`link.Session`).
+anew, and nothing is lost by that (`link.Conversation`). What was said of one epoch stands in a `RankEpoch`: when the
+driver begins the next one, the old one is over and a new one counts from nothing.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
@@ -29,7 +31,7 @@ from manygrad.tensor.source import is_own
 from manygrad.tensor.threads import Threads, tell
 
 from . import messages
-from .link import BEAT_S, Broken, Clock, Session, Silence
+from .link import BEAT_S, Broken, Clock, Conversation, Silence
 
 ABORT_SIGNAL = signal.SIGRTMIN + 7
 NUDGE_S = 0.3  # collectives get this long to stop by themselves before the main thread is interrupted
@@ -38,8 +40,25 @@ CLOSE_S = 1.0
 END_S = 3.0  # what the script's own clean-up gets where nobody is left to end this process
 
 
+@dataclass(eq=False)
+class RankEpoch:
+    """What a rank and the driver have told each other in one epoch. `abort_reason` is set once, when it is over."""
+
+    number: int = 0
+    cards: list[dict[str, Any]] = field(default_factory=list)
+    master: tuple[str, int] = ("127.0.0.1", 0)
+    plans_made: int = 0
+    plans_agreed: int = 0
+    released: bool = False
+    has_failed: bool = False  # the driver was told
+    abort_reason: str | None = None
+    abort_kind: str = ""
+    aborted_at: float = 0.0  # by the channel's clock
+
+
 class Channel:
-    """Connects rank `rank` with the driver at `address`. All methods may be called from any thread.
+    """Connects rank `rank` with the driver at `address`. All methods may be called from any thread. `epoch` is the one
+    that the process starts in, then the one that the driver has begun last.
 
     Large: both directions, and what is waited for.
     """
@@ -52,6 +71,7 @@ class Channel:
         silent_s: float = SILENT_S,
         clock: Clock | None = None,
         threads: Threads | None = None,
+        epoch: int = 0,
     ) -> None:
         self.address, self.rank, self.curve, self.silent_s, self.clock = (
             address,
@@ -60,10 +80,7 @@ class Channel:
             silent_s,
             clock or Clock(),
         )
-        self.cards: list[dict[str, Any]] = []
-        self.master: tuple[str, int] = ("127.0.0.1", 0)
-        self.abort_reason: str | None = None
-        self.abort_kind = ""
+        self.epoch = RankEpoch(epoch)
         self.on_abort: Callable[[str], None] = lambda reason: None
         # bytes_sent, collective_ms and waited_ms so far
         self.counters: Callable[[], dict[str, int]] = lambda: {"bytes_sent": 0}
@@ -72,13 +89,11 @@ class Channel:
         # the rank that it waits for, how many seconds already, and where
         self.waiting: Callable[[], tuple[int, float, str] | None] = lambda: None
         self.meanwhile: Callable[[], None] = lambda: None  # about every second while the main thread waits here
-        self.plans_made, self.plans_agreed, self.released = 0, 0, False
         self.in_user_code = False  # in the script, its threads, or its exit handlers
         self.in_script = False  # the main thread is there, where it may be interrupted
-        self.has_failed = False  # the driver was told
         self.changed = threading.Condition()
-        self._outbox: deque[bytes] = deque()
-        self._session = Session()
+        self._outbox: deque[tuple[RankEpoch, bytes]] = deque()
+        self._conversation = Conversation(epoch, follows=True)
         self._wake_r, self._wake_w = os.pipe()
         os.set_blocking(self._wake_w, False)
         self._closing = False
@@ -90,13 +105,17 @@ class Channel:
         self._thread = self.threads.start("manygrad-control", self._serve, stop=self._let_go, on_error=self._has_broken)
 
     def send(self, kind: str, /, **content: Any) -> None:
-        """Queue one message for the driver."""
-        self._outbox.append(messages.encode(kind, **content))
+        """Queue one message for the driver, in this epoch."""
+        self.send_in(self.epoch, kind, **content)
+
+    def send_in(self, epoch: RankEpoch, kind: str, /, **content: Any) -> None:
+        """Queue one message for the driver, which it gets unless the epoch is over by then."""
+        self._outbox.append((epoch, messages.encode(kind, **content)))
         self._wake()
 
     def fail(self, **content: Any) -> None:
         """Tell the driver how this rank has failed. What its threads wait for will not come."""
-        self.has_failed = True
+        self.epoch.has_failed = True
         self.send("failed", **content)
         self.on_abort(f"this rank has failed: {content['kind']}")
 
@@ -105,30 +124,31 @@ class Channel:
         count, text = self.entered()
         return {"collectives": count, "collective": text}
 
-    def wait(self, ready: Callable[[], bool], deadline_s: float, what: str) -> None:
-        """Wait until `ready()`; raises `LaunchAborted` (or `PlanMismatch`) when the run ends first,
+    def wait(self, ready: Callable[[], bool], deadline_s: float, what: str, epoch: RankEpoch | None = None) -> None:
+        """Wait until `ready()`; raises `LaunchAborted` (or `PlanMismatch`) when the run, or the epoch, ends first,
         `PlanTimeout` at the deadline."""
-        until = time.monotonic() + deadline_s
+        until, epoch = time.monotonic() + deadline_s, epoch or self.epoch
         with self.changed:
             while not ready():
-                self.check()
+                self.check(epoch)
                 left = until - time.monotonic()
                 if left <= 0:
                     raise PlanTimeout(f"waited {deadline_s:g} s for {what}")
                 self.changed.wait(min(left, 1.0))
                 self.meanwhile()
 
-    def check(self) -> None:
-        """Raise if the run is over."""
-        if self.abort_reason is not None:
-            raise self.abort_error()
+    def check(self, epoch: RankEpoch | None = None) -> None:
+        """Raise if the run, or the epoch, is over."""
+        epoch = epoch or self.epoch
+        if epoch.abort_reason is not None:
+            raise self.abort_error(epoch)
 
-    def abort_error(self) -> BaseException:
+    def abort_error(self, epoch: RankEpoch) -> BaseException:
         error: BaseException
-        if self.abort_kind == "plan":
-            error = PlanMismatch(rank=self.rank, difference=self.abort_reason)
+        if epoch.abort_kind == "plan":
+            error = PlanMismatch(rank=self.rank, difference=epoch.abort_reason)
         else:
-            error = (LaunchInterrupted if self.abort_kind == "interrupt" else LaunchAborted)(self.abort_reason)
+            error = (LaunchInterrupted if epoch.abort_kind == "interrupt" else LaunchAborted)(epoch.abort_reason)
         error.__cause__ = self._thread.error
         return error
 
@@ -146,7 +166,7 @@ class Channel:
 
     def _let_go(self) -> None:
         with self.changed:
-            self.abort_reason = self.abort_reason or "this rank has ended"
+            self.epoch.abort_reason = self.epoch.abort_reason or "this rank has ended"
             self.changed.notify_all()
         self._closing = True
         self._wake()
@@ -186,7 +206,7 @@ class Channel:
         if self.in_script and self._main is not None:
             signal.pthread_kill(self._main, ABORT_SIGNAL)
         time.sleep(END_S)
-        if not self.has_failed:  # the main thread, which tells of it, waits in native code
+        if not self.epoch.has_failed:  # the main thread, which tells of it, waits in native code
             tell(self._thread)
         _end_process()
 
@@ -201,49 +221,56 @@ class Channel:
     def _loop(self, sock: zmq.Socket[bytes], monitor: zmq.Socket[bytes]) -> None:
         from zmq.utils.monitor import recv_monitor_message
 
-        clock, session = self.clock, self._session
+        clock, conversation = self.clock, self._conversation
         poller = zmq.Poller()
         for s in (sock, monitor):
             poller.register(s, zmq.POLLIN)
         poller.register(self._wake_r, zmq.POLLIN)
         now = clock()
-        next_beat, aborted_at, nudged, flushed_by, end_at = now + BEAT_S, 0.0, 0.0, 0.0, 0.0
+        next_beat, nudged, flushed_by, end_at = now + BEAT_S, 0.0, 0.0, 0.0
         silence, broken = Silence(now), Broken(self.address)
         while True:
-            ready = dict(poller.poll(max(1, int(1000 * clock.real(0.1 if aborted_at or self._closing else 0.3)))))
+            hurries = self._closing or self.epoch.abort_reason is not None
+            ready = dict(poller.poll(max(1, int(1000 * clock.real(0.1 if hurries else 0.3)))))
             now = clock()
             if self._wake_r in ready:
                 os.read(self._wake_r, 4096)
-            while self._outbox:
-                session.post(self._outbox.popleft())
+            self._post()
             if monitor in ready:
                 broken.connection(recv_monitor_message(monitor)["event"] != zmq.EVENT_DISCONNECTED, now)
             while sock in ready and sock.poll(0):
                 silence.heard(now)
                 frames = sock.recv_multipart()
-                body = session.take(frames[0], frames[1], now)
+                body = conversation.take(frames[0], frames[1], now)
+                if conversation.epoch != self.epoch.number:
+                    self._enter(conversation.epoch)
                 message = messages.parse_object(body) if body else {"type": "beat"}
                 if message["type"] != "beat":
                     self._order(message)
             if now >= next_beat or self.takes_interrupt != self._told_interrupt:
                 next_beat = now + BEAT_S
-                self._hand(sock, session.passing(self._progress()))
-            while (due := session.next(now)) and self._hand(sock, due):
-                session.handed(now)
-            if session.owes:
-                self._hand(sock, session.passing())
+                self._hand(sock, conversation.passing(self._progress()))
+            while (due := conversation.next(now)) and self._hand(sock, due):
+                conversation.handed(now)
+            if conversation.owes:
+                self._hand(sock, conversation.passing())
             if self._closing:  # what the driver does not have yet gets a moment to arrive
                 flushed_by = flushed_by or now + CLOSE_S
-                if not self._outbox and (not session.kept or now > flushed_by or self.abort_kind == "gone"):
+                if not self._outbox and (not conversation.kept or now > flushed_by or self.epoch.abort_kind == "gone"):
                     break
-            if self.abort_reason is None:
+            if self.epoch.abort_reason is None:
                 self._look_for_the_driver(broken.gone(now), silence.look(now))
-            if self.abort_reason is not None:
-                aborted_at = aborted_at or now
-                if self.in_script and now - aborted_at > NUDGE_S and now - nudged > 1.0 and self._main is not None:
+            if (epoch := self.epoch).abort_reason is not None:
+                epoch.aborted_at = epoch.aborted_at or now
+                if (
+                    self.in_script
+                    and now - epoch.aborted_at > NUDGE_S
+                    and now - nudged > 1.0
+                    and self._main is not None
+                ):
                     nudged = now
                     signal.pthread_kill(self._main, ABORT_SIGNAL)
-                if self.abort_kind == "gone":
+                if epoch.abort_kind == "gone":
                     end_at = end_at or time.monotonic() + END_S
                     if time.monotonic() > end_at:
                         _end_process()
@@ -255,7 +282,7 @@ class Channel:
 
     def _progress(self) -> bytes:
         self._told_interrupt = self.takes_interrupt
-        counters: dict[str, Any] = {"step": self.step, "plans": self.plans_made, **self.counters()}
+        counters: dict[str, Any] = {"step": self.step, "plans": self.epoch.plans_made, **self.counters()}
         counters["takes_interrupt"] = self._told_interrupt
         if (wait := self.waiting()) is not None:
             counters |= {"waits_for": wait[0], "waits_ms": int(1000 * wait[1]), "waits_in": wait[2]}
@@ -287,25 +314,43 @@ class Channel:
         if why:
             self._abort(f"the launcher is gone: {why}", "gone")
 
+    def _post(self) -> None:
+        """What is queued becomes messages of its epoch; where that is over, nobody wants it."""
+        while self._outbox:
+            epoch, body = self._outbox.popleft()
+            if epoch.number == self._conversation.epoch:
+                self._conversation.post(body)
+
+    def _enter(self, number: int) -> None:
+        """The driver has begun an epoch: whoever waits in the old one is told that it is over."""
+        old, why = self.epoch, f"epoch {self.epoch.number} is over: the launcher has begun epoch {number}"
+        with self.changed:
+            if self._closing or old.abort_kind == "gone":  # this rank takes part in nothing more
+                return
+            self.epoch = RankEpoch(number)
+        if old.abort_reason is None:
+            self._abort(why, "epoch", old)
+
     def _order(self, message: dict[str, Any]) -> None:
-        kind = message["type"]
+        kind, epoch = message["type"], self.epoch
         with self.changed:
             if kind == "cards":
-                self.cards, self.master = message["cards"], tuple(message["master"])
+                epoch.cards, epoch.master = message["cards"], tuple(message["master"])
             elif kind == "plan_ok":
-                self.plans_agreed = max(self.plans_agreed, int(message["n"]))
+                epoch.plans_agreed = max(epoch.plans_agreed, int(message["n"]))
             elif kind == "release":
-                self.released = True
+                epoch.released = True
             self.changed.notify_all()
         if kind == "interrupt" and self.takes_interrupt and self._main is not None:
             signal.pthread_kill(self._main, signal.SIGINT)
-        if kind == "abort" and self.abort_reason is None:
+        if kind == "abort" and epoch.abort_reason is None:
             self.send("stopping", where=self._where())
             self._abort(str(message["reason"]), str(message["kind"]))
 
-    def _abort(self, reason: str, kind: str) -> None:
+    def _abort(self, reason: str, kind: str, epoch: RankEpoch | None = None) -> None:
+        epoch = epoch or self.epoch
         with self.changed:
-            self.abort_reason, self.abort_kind = reason, kind
+            epoch.abort_reason, epoch.abort_kind = reason, kind
             self.changed.notify_all()
         try:
             self.on_abort(reason)
@@ -313,8 +358,8 @@ class Channel:
             traceback.print_exc()
 
     def _interrupt_main(self, signum: int, frame: FrameType | None) -> None:
-        if self.in_script and self.abort_reason is not None:
-            raise self.abort_error()
+        if self.in_script:
+            self.check()
 
 
 def _end_process() -> None:

@@ -2,7 +2,7 @@
 
 Every connection authenticates with CURVE: the driver makes one key pair for itself and one per rank for each run, and
 its ZAP handler admits only those. A message's rank is the one its key belongs to. With each of them runs a conversation
-(`link.Session`) that outlives broken connections.
+(`link.Conversation`) that outlives broken connections; a worker's goes through epochs, which `begin` begins.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from zmq.utils import z85
 
 from manygrad.errors import ProtocolError, UsageError
 
-from .link import HEAD, Clock, Session
+from .link import HEAD, Clock, Conversation
 from .messages import MAX_MESSAGE, Event, parse
 
 ZAP_ADDRESS = "inproc://zeromq.zap.01"
@@ -27,13 +27,14 @@ class ControlServer:
 
     def __init__(self, size: int, host: str = "127.0.0.1", port: int = 0, clock: Clock | None = None) -> None:
         self.size, self.rejected, self.clock = size, 0, clock or Clock()
+        self.epoch = 0  # of the workers; supervisors, whose processes may outlive one, know none
         if not zmq.has("curve"):
             raise UsageError(
                 "this libzmq has no CURVE, so strangers could not be kept out: install the pyzmq wheel from PyPI"
             )
         self.context = zmq.Context()
         self.keys = list[dict[str, str]]()
-        self.sessions: dict[tuple[str, int], Session] = {}
+        self.conversations: dict[tuple[str, int], Conversation] = {}
         self.hold = False  # take no notice of the agents' numbered messages: they stop reading their workers' output
         self.router: zmq.Socket[bytes] = self.context.socket(zmq.ROUTER)
         for option, value in (
@@ -97,8 +98,8 @@ class ControlServer:
                 continue
             if event is not None:
                 events.append(event)
-        for identity, session in self.sessions.items():
-            self._flush(identity, session, now)
+        for identity, conversation in self.conversations.items():
+            self._flush(identity, conversation, now)
         return events
 
     def _event(self, frames: list[Any], now: float) -> Event | None:
@@ -107,13 +108,24 @@ class ControlServer:
         rank = int(number)
         if not 0 <= rank < self.size or role not in ("worker", "agent") or head.get("User-Id") != str(rank):
             raise ProtocolError("a message under a foreign name")
-        if self.hold and role == "agent" and HEAD.unpack(head.bytes)[0]:
+        if self.hold and role == "agent" and HEAD.unpack(head.bytes)[1]:
             return None
-        data = self._session(role, rank).take(head.bytes, body.bytes, now)
+        data = self._with(role, rank).take(head.bytes, body.bytes, now)
         return None if data is None else parse(data, role, rank)
 
-    def _session(self, role: str, rank: int) -> Session:
-        return self.sessions.setdefault((role, rank), Session())
+    def _with(self, role: str, rank: int) -> Conversation:
+        epoch = self.epoch if role == "worker" else 0
+        return self.conversations.setdefault((role, rank), Conversation(epoch))
+
+    def begin(self, epoch: int) -> None:
+        """Begins an epoch of all workers. Those that are there enter it with the next word that they hear; what they
+        said before, and what they were to be told, is dropped. Raises ValueError where it is not a later one."""
+        if epoch <= self.epoch:
+            raise ValueError(f"epoch {epoch} cannot follow epoch {self.epoch}")
+        self.epoch = epoch
+        for (role, _), conversation in self.conversations.items():
+            if role == "worker":
+                conversation.enter(epoch)
 
     def _admit(self, zap: zmq.Socket[bytes]) -> None:
         version, request, _domain, _address, _identity, mechanism, *credentials = zap.recv_multipart()
@@ -127,20 +139,20 @@ class ControlServer:
         """Send one message to the workers or agents of `ranks`; one that is not connected gets it when it is."""
         data, now = json.dumps({"type": type, **content}).encode(), self.clock()
         for r in ranks:
-            session = self._session(role, r)
-            session.post(data)
-            self._flush((role, r), session, now)
+            conversation = self._with(role, r)
+            conversation.post(data)
+            self._flush((role, r), conversation, now)
 
     def beat(self) -> None:
         """Tell everybody that the driver is there."""
-        for identity, session in self.sessions.items():
-            self._hand(identity, session.passing())
+        for identity, conversation in self.conversations.items():
+            self._hand(identity, conversation.passing())
 
-    def _flush(self, identity: tuple[str, int], session: Session, now: float) -> None:
-        while (frames := session.next(now)) and self._hand(identity, frames):
-            session.handed(now)
-        if session.owes:
-            self._hand(identity, session.passing())
+    def _flush(self, identity: tuple[str, int], conversation: Conversation, now: float) -> None:
+        while (frames := conversation.next(now)) and self._hand(identity, frames):
+            conversation.handed(now)
+        if conversation.owes:
+            self._hand(identity, conversation.passing())
 
     def _hand(self, identity: tuple[str, int], frames: tuple[bytes, bytes]) -> bool:
         try:

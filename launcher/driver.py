@@ -321,7 +321,7 @@ class Run:
             local_size=place.local_size,
             devices_per_node=job.devices_per_node,
             job=job.id,
-            epoch=0,
+            epoch=self.server.epoch,
             control=self.server.address,
             curve=self.server.curve(rank),
             bind_host=place.ip,

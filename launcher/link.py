@@ -1,5 +1,5 @@
-"""The part that both ends of the control channel share: conversations that outlive a broken connection,
-and deadlines of silence.
+"""The part that both ends of the control channel share: conversations that outlive a broken connection
+and go through epochs, and deadlines of silence.
 
 Pure: bytes, numbers and times in, bytes and decisions out; no sockets, no clock. Standard library only, because the
 supervisor (`supervisor.py`) is up without the rest of manygrad.
@@ -11,8 +11,9 @@ import errno
 import socket
 import struct
 import time
-from collections import deque
 from dataclasses import dataclass
+
+from manygrad.session import Session
 
 BEAT_S = 1.0  # each party says so often that it is there
 SUSPENDED_S = 10.0  # a longer gap between two looks at the clock was our own absence, not the other's silence
@@ -20,8 +21,8 @@ REFUSED_S = 5.0  # nothing listens at the launcher's address for so long: it has
 RESEND_S = 0.5  # the other side has spoken since, and still has not got what was sent so long ago
 RESEND_UNHEARD_S = 8.0  # it has not spoken either
 WINDOW = 64  # messages on their way
-# number of this message (0: may be lost), and up to which number all of the other side's have come
-HEAD = struct.Struct("<QQ")
+# epoch, number of this message (0: may be lost), and below which number all of the other side's have come
+HEAD = struct.Struct("<IQQ")
 
 
 @dataclass(frozen=True)
@@ -39,58 +40,83 @@ class Clock:
         return seconds / self.rate
 
 
-class Session:
-    """One side of a conversation over connections that may break and be made anew: nothing is lost,
-    nothing comes twice.
+class Conversation:
+    """One side of the control channel over connections that break and are made anew, in one epoch after the other.
 
-    What must arrive is numbered and kept until the other side says that it has it; it takes numbers in order only, so
-    whatever a broken connection has swallowed is sent again (go back N). Heartbeats may be lost and have number 0.
+    What must arrive is a message of the session; it is taken in order only, so whatever a broken connection has
+    swallowed is sent again (go back N). Heartbeats may be lost and have number 0. A message of an epoch that is over is
+    dropped. The driver begins epochs (`enter`); whoever `follows` enters the epoch of the first message of it, and what
+    it had still to send in the old one is dropped.
     """
 
-    def __init__(self) -> None:
-        self.kept: deque[bytes] = deque()
-        self.acked = self.sent = self.got = 0  # numbers: acknowledged by the other side, handed to the socket, received
+    def __init__(self, epoch: int = 0, follows: bool = False) -> None:
+        self.session: Session[bytes] = Session(epoch, first=1)
+        self.follows = follows
+        self.due = 1  # number of the next message to be handed to the socket
         self.sent_at = self.heard_at = 0.0
-        self.owes = False  # whether something came that the other side does not know to have come
+
+    @property
+    def epoch(self) -> int:
+        return self.session.epoch
+
+    @property
+    def kept(self) -> dict[int, bytes]:
+        """What the other side is not known to have."""
+        return self.session.kept
+
+    @property
+    def owes(self) -> bool:
+        """Whether something came that the other side does not know to have come."""
+        return self.session.owed > 0
+
+    def enter(self, epoch: int) -> None:
+        """Begins an epoch. Raises ValueError where it is not a later one."""
+        if epoch <= self.epoch:
+            raise ValueError(f"epoch {epoch} cannot follow epoch {self.epoch}")
+        self.session.enter(epoch)
+        self.due, self.sent_at = 1, 0.0
 
     def post(self, body: bytes) -> None:
         """Take a message that must arrive."""
-        self.kept.append(body)
+        self.session.keep(self.session.reserve(1), body)
 
     def next(self, now: float) -> tuple[bytes, bytes] | None:
         """The next message to hand to the socket, as (head, body); then call `handed`. None: nothing is due."""
-        late = RESEND_S if self.heard_at > self.sent_at else RESEND_UNHEARD_S
-        if self.sent > self.acked and now - self.sent_at > late:
-            self.sent = self.acked
-        if self.sent - self.acked >= min(len(self.kept), WINDOW):
+        s, late = self.session, RESEND_S if self.heard_at > self.sent_at else RESEND_UNHEARD_S
+        if self.due > s.acked_below and now - self.sent_at > late:
+            self.due = s.acked_below
+        if self.due not in s.kept or self.due >= s.acked_below + WINDOW:
             return None
-        return HEAD.pack(self.sent + 1, self.got), self.kept[self.sent - self.acked]
+        return HEAD.pack(s.epoch, self.due, s.whole_below), s.kept[self.due]
 
     def handed(self, now: float) -> None:
-        self.sent, self.sent_at, self.owes = self.sent + 1, now, False
+        self.session.told()
+        self.due, self.sent_at = self.due + 1, now
 
     def passing(self, body: bytes = b"") -> tuple[bytes, bytes]:
         """A message that may be lost, or (empty) only what has been received."""
-        self.owes = False
-        return HEAD.pack(0, self.got), body
+        return HEAD.pack(self.epoch, 0, self.session.told()), body
 
     def take(self, head: bytes, body: bytes, now: float) -> bytes | None:
         """Takes a message of the other side; gives its body if that is to be acted on. Raises ValueError for a
         malformed head."""
         if len(head) != HEAD.size:
             raise ValueError(f"the head of a message has {HEAD.size} bytes, got {len(head)}")
-        number, acked = HEAD.unpack(head)
-        if acked > self.acked + len(self.kept):
-            raise ValueError(f"message {acked} is acknowledged, but only {self.acked + len(self.kept)} were made")
+        epoch, number, below = HEAD.unpack(head)
+        if epoch > self.epoch:
+            if not self.follows:
+                raise ValueError(f"a message of epoch {epoch}, but epoch {self.epoch} is the last that was begun")
+            self.enter(epoch)
         self.heard_at = now
-        for _ in range(acked - self.acked):
-            self.kept.popleft()
-        self.acked, self.sent = max(self.acked, acked), max(self.sent, acked)
+        if epoch < self.epoch:
+            return None
+        self.session.acknowledge(below)
+        self.due = max(self.due, self.session.acked_below)
         if number:
-            self.owes = True
-            if number != self.got + 1:
-                return None  # came twice, or what was before it got lost and will come again
-            self.got = number
+            if number != self.session.whole_below:  # came twice, or what was before it got lost and will come again
+                self.session.repeat()
+                return None
+            self.session.come(number)
         return body or None
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from manygrad.errors import ProtocolError
 
-PROTOCOL = 5
+PROTOCOL = 6
 MAX_TEXT, MAX_MESSAGE = 1 << 17, 1 << 20
 
 

@@ -12,7 +12,7 @@ from functools import partial
 from manygrad.runtime.exchange.communication import Hooks
 from manygrad.tensor.environment import REGISTRY
 
-from .channel import Channel
+from .channel import Channel, RankEpoch
 from .compare import pack, write_values
 from .messages import MAX_TEXT
 
@@ -20,34 +20,43 @@ VALUES_A_MESSAGE = 500
 
 
 def hooks_over(channel: Channel) -> Hooks:
-    """Plans and values are compared over `channel`."""
-    return Hooks(partial(check_plan, channel), partial(compare_values, channel))
+    """Plans and values are compared over `channel`, in the epoch that it is in now."""
+    epoch = channel.epoch
+    return Hooks(partial(check_plan, channel, epoch), partial(compare_values, channel, epoch))
 
 
-def check_plan(channel: Channel, hash: int, description: str, outline: str = "") -> Callable[[], None]:
+def check_plan(
+    channel: Channel, epoch: RankEpoch, hash: int, description: str, outline: str = ""
+) -> Callable[[], None]:
     """Tell that this rank's next plan is `hash`; the function returned returns once every rank has made the same one.
 
     `description` and `outline` are what a person reads when the plans differ: collectives, ops, shapes, the user's
     source lines. Raises `PlanMismatch` on every rank when two ranks differ, or when others finish their script or wait
-    in a collective meanwhile; `PlanTimeout` after `COLLECTIVE_TIMEOUT_S`.
+    in a collective meanwhile; `LaunchAborted` when the epoch is over; `PlanTimeout` after `COLLECTIVE_TIMEOUT_S`.
     """
-    channel.check()
-    channel.plans_made += 1
-    n = channel.plans_made
-    packed = pack(outline, MAX_TEXT)
-    channel.send(
-        "plan", n=n, hash=str(int(hash)), description=str(description), collectives=channel.entered()[0], outline=packed
+    channel.check(epoch)
+    epoch.plans_made += 1
+    n = epoch.plans_made
+    channel.send_in(
+        epoch,
+        "plan",
+        n=n,
+        hash=str(int(hash)),
+        description=str(description),
+        collectives=channel.entered()[0],
+        outline=pack(outline, MAX_TEXT),
     )
     deadline_s = float(REGISTRY["COLLECTIVE_TIMEOUT_S"].value)
     return lambda: channel.wait(
-        lambda: channel.plans_agreed >= n,
+        lambda: epoch.plans_agreed >= n,
         deadline_s,
         f"the other ranks to make plan {n} ({description}); the knob is COLLECTIVE_TIMEOUT_S",
+        epoch,
     )
 
 
-def compare_values(channel: Channel, name: str, values: list[tuple[int, str, str]]) -> None:
+def compare_values(channel: Channel, epoch: RankEpoch, name: str, values: list[tuple[int, str, str]]) -> None:
     """Send the digests of values that all ranks must hold alike; a difference ends the run."""
     for start in range(0, len(values), VALUES_A_MESSAGE):
         part = values[start : start + VALUES_A_MESSAGE]
-        channel.send("values", name=f"{name}.{start}", values=write_values(part))
+        channel.send_in(epoch, "values", name=f"{name}.{start}", values=write_values(part))

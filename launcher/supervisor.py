@@ -2,10 +2,10 @@
 and reports its state and its end at once.
 
 Started by the node agent in a session of its own, so that neither Ray's end nor a terminal's signals reach it. It
-imports nothing of manygrad but `link`, `janitor` and `spec`, and is up at once. What the worker starts and detaches
-becomes the supervisor's, and ends with it. One thread does everything, for two reasons: a process started with a
-parent-death signal dies with the *thread* that started it, and one poll loop gives back-pressure for free (while the
-driver does not take messages, the pipes are not read and the worker's prints wait).
+imports nothing of manygrad but `link` (with `session`), `janitor` and `spec`, and is up at once. What the worker starts
+and detaches becomes the supervisor's, and ends with it. One thread does everything, for two reasons: a process started
+with a parent-death signal dies with the *thread* that started it, and one poll loop gives back-pressure for free (while
+the driver does not take messages, the pipes are not read and the worker's prints wait).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import sys
 from typing import Any
 
 from .janitor import adopt_orphans, collect_orphans, end_descendants
-from .link import BEAT_S, WINDOW, Broken, Clock, Session, Silence
+from .link import BEAT_S, WINDOW, Broken, Clock, Conversation, Silence
 from .spec import WorkerSpec, read_spec
 
 # a worker's share of cores, as told to our threads, OpenMP, the libraries of linear algebra, and OpenCL's pocl
@@ -51,7 +51,7 @@ class Supervisor:
     def __init__(self, spec: WorkerSpec, payload: bytes) -> None:
         self.spec, self.result = spec, bytearray()
         self.clock = Clock(spec.clock_rate)
-        self.session = Session()
+        self.conversation = Conversation()
         self.code: int | None = None
         self.stopped = self.closed = False
         self._spawn(payload)  # the worker imports its runtime while we import ZeroMQ
@@ -146,7 +146,7 @@ class Supervisor:
         silence, broken, next_beat = Silence(clock()), Broken(self.spec.control), 0.0
         drain_until = stop_after = alone_since = 0.0
         while True:
-            full = len(self.session.kept) >= WINDOW
+            full = len(self.conversation.kept) >= WINDOW
             poller.register(self.sock, zmq.POLLIN)
             for fd in self.pipes:
                 poller.register(fd, 0 if full else zmq.POLLIN)
@@ -181,7 +181,7 @@ class Supervisor:
             self._flush(now)
             if self.stopped and self.code is not None:
                 stop_after = stop_after or now + FLUSH_S
-                if (self.closed and not self.session.kept) or now > stop_after:
+                if (self.closed and not self.conversation.kept) or now > stop_after:
                     break
             if broken.gone(now) or silence.look(now) > self.spec.silent_s:
                 alone_since = alone_since or now
@@ -206,7 +206,7 @@ class Supervisor:
 
     def _take(self, frames: list[bytes], now: float) -> None:
         try:
-            body = self.session.take(frames[0], frames[1], now)
+            body = self.conversation.take(frames[0], frames[1], now)
             message = json.loads(body) if body else {}
         except (ValueError, IndexError):
             return
@@ -276,16 +276,18 @@ class Supervisor:
                 cpu_ms = int((int(fields[11]) + int(fields[12])) * 1000 / os.sysconf("SC_CLK_TCK"))
             except (OSError, IndexError, ValueError):
                 pass
-        self._hand(self.session.passing(json.dumps({"type": "agentbeat", "process": state, "cpu_ms": cpu_ms}).encode()))
+        self._hand(
+            self.conversation.passing(json.dumps({"type": "agentbeat", "process": state, "cpu_ms": cpu_ms}).encode())
+        )
 
     def _send(self, **message: Any) -> None:
-        self.session.post(json.dumps(message).encode())
+        self.conversation.post(json.dumps(message).encode())
 
     def _flush(self, now: float) -> None:
-        while (frames := self.session.next(now)) and self._hand(frames):
-            self.session.handed(now)
-        if self.session.owes:
-            self._hand(self.session.passing())
+        while (frames := self.conversation.next(now)) and self._hand(frames):
+            self.conversation.handed(now)
+        if self.conversation.owes:
+            self._hand(self.conversation.passing())
 
     def _hand(self, frames: tuple[bytes, bytes]) -> bool:
         try:

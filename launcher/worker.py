@@ -46,7 +46,7 @@ def main() -> int:
     from .link import Clock
 
     clock, threads = Clock(spec.clock_rate), current().threads
-    channel = Channel(spec.control, spec.rank, spec.curve, spec.silent_s, clock, threads)
+    channel = Channel(spec.control, spec.rank, spec.curve, spec.silent_s, clock, threads, spec.epoch)
     # registered first, it is called last: threads and handlers that the script leaves to its end belong to the run
     atexit.register(finish, spec, channel)
     me = os.getpid()
@@ -68,11 +68,11 @@ def finish(spec: WorkerSpec, channel: Any) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         gc.collect()  # what destructors of the script's objects do belongs to the run, too
-        if not channel.has_failed:
+        if not channel.epoch.has_failed:
             for threads in (channel.threads, current().epoch.threads):
                 threads.check()  # an error in a thread of ours that nobody has waited for
             channel.send("finished", **channel.position(), **channel.counters())
-            channel.wait(lambda: channel.released, float("inf"), "the other ranks to finish")
+            channel.wait(lambda: channel.epoch.released, float("inf"), "the other ranks to finish")
     except BaseException as e:
         report_failure(e, spec, channel)
     finally:
@@ -120,9 +120,10 @@ def join(spec: WorkerSpec, channel: Any) -> None:
         port=port,
         protocol=PROTOCOL,
     )
-    channel.wait(lambda: bool(channel.cards), spec.start_timeout_s, "all ranks to start")
-    endpoint.connect(channel.cards, deadline_s=spec.start_timeout_s)
-    os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = channel.master[0], str(channel.master[1])
+    epoch = channel.epoch
+    channel.wait(lambda: bool(epoch.cards), spec.start_timeout_s, "all ranks to start")
+    endpoint.connect(epoch.cards, deadline_s=spec.start_timeout_s)
+    os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = epoch.master[0], str(epoch.master[1])
     runtime.enter(me, endpoint, hooks_over(channel))
     channel.entered, channel.steps = lambda: runtime.communication.entered, steps_taken
 
@@ -165,7 +166,7 @@ def run_user_code(spec: WorkerSpec, payload: bytes, channel: Any) -> int:
                 where=failing_line(e.__traceback__),
                 step=channel.step,
                 code=code,
-                consequence=channel.abort_reason is not None,
+                consequence=channel.epoch.abort_reason is not None,
             )
             if not isinstance(e.code, int):
                 print(e.code, file=sys.stderr)
@@ -218,7 +219,9 @@ def report_failure(e: BaseException, spec: WorkerSpec, channel: Any) -> int:
     tb = strip_runner(e.__traceback__)
     text = text_of(e, tb)
     waited_for, peer = (
-        waited_in_vain(e) if channel.abort_reason is None else ("launcher" * (channel.abort_kind == "gone"), -1)
+        waited_in_vain(e)
+        if channel.epoch.abort_reason is None
+        else ("launcher" * (channel.epoch.abort_kind == "gone"), -1)
     )
     channel.fail(
         kind=type(e).__name__,
@@ -229,9 +232,9 @@ def report_failure(e: BaseException, spec: WorkerSpec, channel: Any) -> int:
         where=failing_line(tb),
         step=channel.step,
         code=code or 1,
-        consequence=is_consequence(e) or channel.abort_kind in ("plan", "gone", "interrupt"),
+        consequence=is_consequence(e) or channel.epoch.abort_kind in ("plan", "gone", "interrupt"),
     )
-    if channel.abort_kind == "gone":
+    if channel.epoch.abort_kind == "gone":
         sys.stderr.write(text.encode("utf-8", "backslashreplace").decode())
     return code or 1
 

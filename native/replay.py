@@ -32,12 +32,25 @@ from manygrad.native.additions import AMOUNT_WORDS, Additions
 from manygrad.native.graph import clock
 from manygrad.native.memory import table
 from manygrad.native.source import module
+from manygrad.native.words import WordLayout
 
 NOTHING_DONE, DONE, STOPPED = range(3)
-WORDS = (
-    *("ARGUMENT_COUNT", "ARGUMENTS", "ATTRIBUTE", "EMPTY", "EMPTY_COUNT", "REVERSED", "MARK", "VARIABLE", "NOTHING"),
-    *("THREAD", "UNTIL", "ACQUIRE", "RELEASE", "FUNCTION", "A0", "A1", "A2", "A3", "AT", "PARTS"),
-    *("ADDITIONS", "ADDITION_COUNT"),
+WORDS = WordLayout(
+    (
+        *(
+            "ARGUMENT_COUNT",
+            "ARGUMENTS",
+            "ATTRIBUTE",
+            "EMPTY",
+            "EMPTY_COUNT",
+            "REVERSED",
+            "MARK",
+            "VARIABLE",
+            "NOTHING",
+        ),
+        *("THREAD", "UNTIL", "ACQUIRE", "RELEASE", "FUNCTION", "A0", "A1", "A2", "A3", "AT", "PARTS"),
+        *("ADDITIONS", "ADDITION_COUNT"),
+    )
 )
 _THREAD, _UNTIL = WORDS.index("THREAD"), WORDS.index("UNTIL")
 _METH_FASTCALL = 0x80
@@ -65,9 +78,8 @@ class _MethodDef(ctypes.Structure):
 
 @cache
 def _method(link: Link) -> Any:
-    words = {name: i for i, name in enumerate(WORDS)}
     constants = {"DONE": DONE, "STOPPED": STOPPED, "AMOUNT_WORDS": AMOUNT_WORDS, "CLOCK": clock()}
-    text = module("clock", "words", "additions", "replay", **words, **constants)
+    text = module("clock", "words", "additions", "replay", **WORDS.numbers, **constants)
     return _MethodDef(b"replay", link(text, ["replay"])["replay"], _METH_FASTCALL, None)
 
 
@@ -77,12 +89,11 @@ class Replay:
     def __init__(self, link: Link, attribute: str, variable: ContextVar[Any], keys: dict[int, Any], mark: int) -> None:
         """`attribute`: of the arguments, what must be the same; `variable` must have its default; `mark` must be the
         last of `keys`."""
-        self.table = table(len(WORDS))
+        self.table = WORDS.table(ATTRIBUTE=id(attribute), VARIABLE=id(variable), NOTHING=id(None), MARK=mark)
         self.at = table(1)
         self.fixed = (attribute, variable, keys.__reversed__)
         self.kept: tuple[Any, ...] = ()
-        self._set(ATTRIBUTE=id(attribute), VARIABLE=id(variable), NOTHING=id(None))
-        self._set(REVERSED=id(self.fixed[2]), MARK=mark)
+        WORDS.put(self.table, REVERSED=id(self.fixed[2]))
         new = ctypes.pythonapi.PyCFunction_NewEx
         new.restype, new.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p]
         self.address = ctypes.addressof(self.table)
@@ -97,19 +108,26 @@ class Replay:
         containers[:] = [id(c) for c in (*empty, *call.empty)]
         locks = () if call.lock is None else (call.lock.acquire, call.lock.release)
         acquire, release = (id(x) for x in locks) if locks else (0, 0)
-        self._set(ARGUMENT_COUNT=len(last), ARGUMENTS=ctypes.addressof(refs))
-        self._set(EMPTY_COUNT=len(containers), EMPTY=ctypes.addressof(containers), ACQUIRE=acquire, RELEASE=release)
-        self._set(THREAD=threading.get_ident(), UNTIL=until_ns)
-        self._set(FUNCTION=call.function, **{f"A{i}": x for i, x in enumerate(call.args)})
-        self._set(AT=call.at or ctypes.addressof(self.at), PARTS=call.parts)
-        self._set(ADDITIONS=additions.address, ADDITION_COUNT=additions.count)
+        WORDS.put(
+            self.table,
+            ARGUMENT_COUNT=len(last),
+            ARGUMENTS=ctypes.addressof(refs),
+            EMPTY_COUNT=len(containers),
+            EMPTY=ctypes.addressof(containers),
+            ACQUIRE=acquire,
+            RELEASE=release,
+            THREAD=threading.get_ident(),
+            UNTIL=until_ns,
+            FUNCTION=call.function,
+            **{f"A{i}": x for i, x in enumerate(call.args)},
+            AT=call.at or ctypes.addressof(self.at),
+            PARTS=call.parts,
+            ADDITIONS=additions.address,
+            ADDITION_COUNT=additions.count,
+        )
         self.kept = (list(last), list(empty), call, additions, refs, containers, locks)
 
     def holds(self) -> bool:
         """Whether it is prepared for this thread and now."""
         t = self.table
         return bool(t[_THREAD] == threading.get_ident() and time.monotonic_ns() < t[_UNTIL])
-
-    def _set(self, **words: int) -> None:
-        for name, value in words.items():
-            self.table[WORDS.index(name)] = ctypes.c_int64(value).value

@@ -252,16 +252,14 @@ class Endpoint:
         with self._lock:
             link = self._link(peer)
             assert isinstance(link, tcp.ZmqLink), "messages in shared memory keep their order"
-            link.out_number += count
-            return link.out_number - count
+            return link.session.reserve(count)
 
     def expect(self, peer: int, count: int) -> int:
         """The number of the first of the next `count` messages of `peer`, which may be asked for in whatever order."""
         with self._lock:
             link = self._link(peer)
             assert isinstance(link, tcp.ZmqLink), "messages in shared memory keep their order"
-            link.in_number += count
-            return link.in_number - count
+            return link.session.expect(count)
 
     def incoming(self, peer: int) -> Mapping[int, Incoming]:
         """By its number each message of `peer` of which something is there and that was not received yet. Receiving one
@@ -550,7 +548,7 @@ class Endpoint:
         self._hub.pay_all()
         end = time.monotonic() + CLOSE_S
         while self._waits.reason is None and time.monotonic() < end:
-            if not any(link.unacked and not link.lost() for link in self._hub.links.values()):
+            if not any(link.session.kept and not link.lost() for link in self._hub.links.values()):
                 break
             self._hub.progress(0.01)
 

@@ -1,11 +1,7 @@
-"""State of the link to one peer over ZeroMQ: messages on their way out and in, grants, arrivals, and whether it is
-lost."""
+"""State of the link to one peer over ZeroMQ: messages on their way out and in, grants and arrivals."""
 
 from __future__ import annotations
 
-import errno
-import socket
-import time
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,19 +11,15 @@ import zmq
 
 from manygrad.collectives.transport import wire
 from manygrad.collectives.transport.blocks import SharedBlock
+from manygrad.collectives.transport.connections import LaneConnections
 from manygrad.collectives.transport.seal import Opener, Sealer
-from manygrad.tensor.environment import RECONNECT_TIMEOUT_S
+from manygrad.session import Session
 
 WINDOW = 64 << 20
 COPIES_NBYTES = 16 << 20  # of copies and sealed frames on their way, until one waits for their arrival
 # A message up to here is copied, which takes less time than to tell when its memory is free again
 COPIED_NBYTES = 256 << 10
 EAGER_NBYTES = 16 << 10  # a sealed frame up to here is opened when it comes, as its place is soon copied to
-LOST_GRACE_S = 0.1  # data may still be on its way in another connection when one breaks
-_SETTLED_S = 1.0  # a process that is being killed may still listen for a moment after its connections broke
-_REFUSED_S = 0.4  # nothing listens at the peer's address for so long: its process has ended
-# between two looks whether the peer's host answers: while it does not, and while it does
-_PROBE_S, _PROBE_AGAIN_S = (0.1, 5.0)
 
 
 @dataclass(slots=True)
@@ -66,12 +58,14 @@ class Incoming:
 
 
 class ZmqLink:
-    """Both directions between this rank and one peer. Large: a reliable session: both directions, numbers, credits."""
+    """Both directions between this rank and one peer. Large: lanes, a session, credits."""
 
     route = "zmq"
 
-    def __init__(self, peer: int, card: dict[str, Any]):
+    def __init__(self, peer: int, card: dict[str, Any], epoch: int = 0):
         self.peer, self.card = peer, card
+        # numbers, what has not arrived, and what has come
+        self.session: Session[Outgoing] = Session(epoch)
         self.lanes: list[zmq.Socket[bytes]] = []  # control, then data
         self.monitors: list[zmq.Socket[bytes]] = []
         self.sealer: Sealer | None = None
@@ -81,78 +75,39 @@ class ZmqLink:
         self.queue: list[tuple[int, Outgoing]] = []
         # frames (message, offset) that a broken lane may have swallowed
         self.again: deque[tuple[Outgoing, int]] = deque()
-        self.out_number = self.in_number = 0
-        self.unacked: dict[int, Outgoing] = {}
-        self.acked_below = 0
         self.kept_nbytes = 0  # of copies and sealed frames of messages that have not arrived yet
         self.sent, self.granted = 0, WINDOW  # cumulative bytes out, and how many the peer allows
         self.taken, self.told, self.arrived = 0, WINDOW, 0  # cumulative bytes asked for, granted, and come in
         self.incoming: dict[int, Incoming] = {}
         self.asking = set[int]()  # numbers of messages that are waited for
-        # numbers of messages that have come whole: all below, and these, with their bytes
-        self.whole_below, self.whole = 0, dict[int, int]()
-        # messages that the peer can be told of, that all below have come, and has not been; and their bytes
-        self.owed = self.owed_nbytes = 0
-        self.urgent = False  # it waits for that, as its memory must stay as it is
         self.heard = 0  # counts what came from the peer
         self.forged = 0  # frames in its name that did not open
         self.repeated = 0  # frames that had come before
         self.hellos = set[int]()  # lanes on which the peer has said hello
         self.hello_in = self.hello_back = False
-        self.was_up: set[int] = set()  # lanes that have been connected
-        self.down: dict[int, float] = {}  # lanes whose connection broke, and when
-        self.probe_at = self.refused_at = self.answered_at = 0.0
+        self.connections = LaneConnections(card["addresses"])
         self.blocked: zmq.Socket[bytes] | None = None  # the lane at its high-water mark
-        self.lost_at, self.evidence = 0.0, ""
 
     def must_wait(self, number: int) -> bool:
         """Whether the memory of a message sent must stay as it is. Also where it was copied or sealed, but nobody else
         would see to its going out, or too many copies are on their way."""
-        message = self.unacked.get(number)
+        message = self.session.kept.get(number)
         if message is None:
             return False
         copied = message.handed and (message.copy is not None or self.sealer is not None)
-        return not copied or bool(self.down) or self.kept_nbytes > COPIES_NBYTES
+        return not copied or bool(self.connections.down) or self.kept_nbytes > COPIES_NBYTES
 
     def lost(self) -> str | None:
-        if self.down and not self.lost_at:
-            self._probe(time.monotonic())
-        return self.evidence if self.lost_at and time.monotonic() > self.lost_at + LOST_GRACE_S else None
-
-    def lose(self, evidence: str) -> None:
-        if not self.lost_at:
-            self.lost_at, self.evidence = time.monotonic(), evidence
-
-    def _probe(self, now: float) -> None:
-        """A lane is down: does the peer's host answer, and does anything listen there?"""
-        if now < self.probe_at:
-            return
-        lane = min(self.down)
-        answer = reachable(self.card["addresses"][lane])
-        settled = answer == 0 and now - self.down[lane] > _SETTLED_S
-        self.probe_at = now + (_PROBE_AGAIN_S if settled else _PROBE_S)
-        if answer == errno.ECONNREFUSED:
-            self.refused_at = self.refused_at or now
-            if now - self.refused_at >= _REFUSED_S:
-                self.lose(f"nothing listens at {self.card['addresses'][lane]} any more (its process ended)")
-            return
-        self.refused_at = 0.0
-        if answer == 0:
-            self.answered_at = now
-        since = max(self.down[lane], self.answered_at)
-        if now - since > RECONNECT_TIMEOUT_S.value:
-            self.lose(
-                f"its connection broke, and its host has not answered for {RECONNECT_TIMEOUT_S.value:g} s (the knob is "
-                "RECONNECT_TIMEOUT_S)"
-            )
+        """How it is known that the peer is lost, a moment after that; None while it is not."""
+        return self.connections.lost()
 
     def take(self, frame: Frame) -> bool:
         """Keeps a frame until its message is asked for; False where it is of no use (dropped, and counted by whoever
         calls), or where it broke the rules and the link is lost."""
         h = frame.header
-        if h.number < self.whole_below or h.number in self.whole:  # sent again, as its arrival was not heard of
-            self.owed += 1
-            self.urgent = True
+        if self.session.has(h.number):
+            self.session.repeat()
+            self.session.urgent = True
             self.repeated += 1
             return True
         message = self.incoming.setdefault(h.number, Incoming())
@@ -163,7 +118,7 @@ class ZmqLink:
         if self.arrived + h.length > self.told:
             if not self._genuine(frame):
                 return False
-            self.lose(f"it sent {self.arrived + h.length} bytes, but was granted {self.told}")
+            self.connections.lose(f"it sent {self.arrived + h.length} bytes, but was granted {self.told}")
             return True
         self.arrived += h.length
         message.there += h.length
@@ -204,18 +159,6 @@ class ZmqLink:
         message.arrived += h.length
         if message.arrived < h.total:
             return
-        self.urgent |= h.total > COPIED_NBYTES and self.sealer is None
-        self.whole[h.number] = h.total
-        while (nbytes := self.whole.pop(self.whole_below, None)) is not None:
-            self.whole_below += 1
-            self.owed += 1
-            self.owed_nbytes += nbytes
-
-
-def reachable(address: str, timeout_s: float = 0.05) -> int:
-    """0 if the kernel at `tcp://host:port` takes connections, else the error number
-    (ECONNREFUSED: nothing listens there)."""
-    host, _, port = address.removeprefix("tcp://").rpartition(":")
-    with socket.socket(socket.AF_INET6 if host.startswith("[") else socket.AF_INET) as s:
-        s.settimeout(timeout_s)
-        return s.connect_ex((host.strip("[]"), int(port)))
+        # (its sender's memory must stay as it is until then)
+        self.session.urgent |= h.total > COPIED_NBYTES and self.sealer is None
+        self.session.come(h.number, h.total)

@@ -13,6 +13,7 @@ from manygrad.native.exchange import ALL, RUN
 from manygrad.native.replay import NativeCall
 
 _STOPPED = ALL.index("STOPPED")
+_SPINS, _LIMIT = RUN.index("SPINS"), RUN.index("LIMIT")
 
 
 class NativeRuns:
@@ -29,7 +30,7 @@ class NativeRuns:
         with self.lock:
             if not self._may_run(links):
                 return 0
-            run[RUN.index("SPINS")], run[RUN.index("LIMIT")] = self.waits.spins, ctypes.addressof(self.waits.tick)
+            run[_SPINS], run[_LIMIT] = self.waits.spins, ctypes.addressof(self.waits.tick)
             return int(shm.native_functions().exchange(ctypes.addressof(run)))
 
     def run_joined(self, all: Any, links: Sequence[shm.ShmLink]) -> None:
@@ -45,8 +46,8 @@ class NativeRuns:
     def prepare_joined(self, all: Any) -> None:
         """Puts into a table what all its runs have alike."""
         waits = self.waits
-        all[ALL.index("ALL_SPINS")], all[ALL.index("ALL_LIMIT")] = waits.spins, ctypes.addressof(waits.tick)
-        all[ALL.index("STOP")] = ctypes.addressof(waits.stop)
+        tick, stop = ctypes.addressof(waits.tick), ctypes.addressof(waits.stop)
+        ALL.put(all, ALL_SPINS=waits.spins, ALL_LIMIT=tick, STOP=stop)
         self._joined = shm.native_functions().joined
 
     def joined_call(self, all: Any, links: Sequence[shm.ShmLink]) -> NativeCall:

@@ -29,7 +29,7 @@ from manygrad.collectives.transport.arena import PAGE, TOKEN_BYTES, Arena, Remot
 from manygrad.errors import WireError
 from manygrad.native import exchange
 from manygrad.native.exchange import LINK
-from manygrad.native.memory import copy, table
+from manygrad.native.memory import copy
 from manygrad.native.sequence import ANY, REACHED, Timespec, functions
 
 RING = 128
@@ -100,8 +100,7 @@ class ShmLink:
         self.poll = select.poll()
         self.poll.register(self.pidfd, select.POLLIN)
         self._fn = functions()
-        self.record = table(len(LINK))
-        words = {
+        self.record = LINK.table(
             **{"OUT_TAIL": self.out + _TAIL, "OUT_ACKS": self.out + _ACKS, "OUT_SLOTS": self.out + _SLOTS},
             **{"THEIR_BELL": self.theirs.bell, "THEIR_INTEREST": self.theirs.interest},
             **{"MY_TAIL": self.my_tail, "MY_ACK": self.my_ack},
@@ -109,9 +108,7 @@ class ShmLink:
             **{"MY_BELL": self.mine.bell, "MY_INTEREST": self.mine.interest},
             **{"CODE_TAIL": self.code_tail, "CODE_ACK": self.code_ack},
             **{"REMOTE_BASE": remote.base, "REMOTE_NBYTES": remote.nbytes},
-        }
-        for name, value in words.items():
-            self.record[LINK.index(name)] = value
+        )
 
     # the numbers of the next message to the peer, and from it: native calls count them, too
     @property

@@ -86,7 +86,9 @@ class Waits:
         try:
             while True:
                 self.raise_aborted()
-                if link.heard != heard or link.down:  # a slow link is none that hangs, nor is one that is made anew
+                if (
+                    link.heard != heard or link.connections.down
+                ):  # a slow link is none that hangs, nor is one that is made anew
                     since, heard = time.monotonic(), link.heard
                 if waited:
                     self._push_queued()

@@ -39,7 +39,6 @@ import os
 import secrets
 import select
 import struct
-import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -157,7 +156,7 @@ class ZmqHub:
     # --- peers
 
     def add(self, peer: int, card: dict[str, Any]) -> ZmqLink:
-        link = self.links[peer] = ZmqLink(peer, card)
+        link = self.links[peer] = ZmqLink(peer, card, self.epoch)
         return link
 
     def admit(self, cards: Sequence[dict[str, Any]]) -> None:
@@ -234,40 +233,40 @@ class ZmqHub:
 
     def _reply(self, link: ZmqLink, kind: int) -> None:
         """Tells the peer, on its control lane, the grant and what has arrived;
-        dropped while that lane is not there (hello repeats it). What came whole before a message of a lower number
-        is told when that one has come."""
-        link.told, link.owed, link.owed_nbytes = link.taken + WINDOW, 0, 0
-        link.urgent = link.urgent and bool(link.whole)
-        header = wire.pack(self._control(kind, link.whole_below, link.told))
+        dropped while that lane is not there (hello repeats it)."""
+        link.told = link.taken + WINDOW
+        header = wire.pack(self._control(kind, link.session.told(), link.told))
         try:
             self.control.send_multipart([_IDENTITY.pack(b"m", link.peer, 0, self.epoch), header], zmq.NOBLOCK)
         except zmq.Again:
-            link.lose("its answers pile up unread")
+            link.connections.lose("its answers pile up unread")
 
     def pay(self, link: ZmqLink, all: bool = False) -> None:
         """Tells the peer what has arrived, where it waits for that: in the middle of a stream that is waited for not
         every message, and of those that it has copied or sealed only every `OWED`, or with `all` and `urgent`."""
-        waited_for = link.urgent and (all or link.asking.isdisjoint(link.incoming))
-        if link.owed >= OWED or link.owed_nbytes >= OWED_NBYTES or (link.owed and waited_for):
+        s = link.session
+        waited_for = s.urgent and (all or link.asking.isdisjoint(link.incoming))
+        if s.owed >= OWED or s.owed_nbytes >= OWED_NBYTES or (s.owed and waited_for):
             self._reply(link, wire.ACK)
 
     def pay_waiting(self, all: bool = False) -> None:
         """`pay` for every peer that has sent something since it was told."""
         for link in self.links.values():
-            if link.owed:
+            if link.session.owed:
                 self.pay(link, all)
 
     def pay_all(self) -> None:
         """Tells every peer all that has arrived."""
         for link in self.links.values():
-            if link.owed:
+            if link.session.owed:
                 self._reply(link, wire.ACK)
 
     # --- sending
 
     def send(self, link: ZmqLink, header: wire.Header, addr: int, copy: bool) -> None:
         """Queues a message of `header`, but for `offset` and `length`; with `copy` its memory is not read later."""
-        item = link.unacked[header.number] = Outgoing(header, addr, None)
+        item = Outgoing(header, addr, None)
+        link.session.keep(header.number, item)
         self.connect(link)
         nbytes = header.total
         if copy and link.sealer is not None:  # (what is sealed is a copy)
@@ -284,11 +283,11 @@ class ZmqHub:
     def push(self, link: ZmqLink) -> None:
         """Hands frames to ZeroMQ as far as grants and high-water marks allow."""
         link.blocked = None
-        if link.down:
+        if link.connections.down:
             return
         while link.again:
             item, offset = link.again[0]
-            if item.header.number in link.unacked and not self._frame(link, item, offset):
+            if item.header.number in link.session.kept and not self._frame(link, item, offset):
                 return
             link.again.popleft()
         while link.queue:
@@ -349,11 +348,9 @@ class ZmqHub:
     def _lane_is_back(self, link: ZmqLink, lane: int) -> None:
         """The connection was made anew: says hello, and has all frames sent again
         that the old one may have swallowed."""
-        link.down.pop(lane, None)
-        link.refused_at = link.probe_at = 0.0
         self._greet(link, lane)
         waiting = {(item.header.number, offset) for item, offset in link.again}
-        for item in link.unacked.values():
+        for item in link.session.kept.values():
             handed = max(item.offset, 1) if item.handed else item.offset  # a message of no bytes has a frame, too
             for offset in range(0, handed, CHUNK):
                 number = item.header.number
@@ -421,7 +418,7 @@ class ZmqHub:
             h = wire.unpack(data)
         except WireError:
             h = None
-        if h is None or link is None or (h.job, h.epoch, h.source) != (self.job, self.epoch, peer):
+        if h is None or link is None or (h.job, h.epoch, h.source) != (self.job, link.session.epoch, peer):
             self.dropped += 1
             return None
         return h
@@ -468,7 +465,7 @@ class ZmqHub:
         except WireError:
             return False
         link = self.links.get(h.source)
-        if link is None or user != str(h.source) or (h.job, h.epoch) != (self.job, self.epoch):
+        if link is None or user != str(h.source) or (h.job, h.epoch) != (self.job, link.session.epoch):
             return False
         if self.sealed and link.opener is None:  # its first frame comes before our first need
             self._derive(link)
@@ -481,7 +478,7 @@ class ZmqHub:
             self._hello(link, h.chunk)
             return True
         whole_frame = h.offset % CHUNK == 0 and h.length == min(CHUNK, h.total - h.offset)
-        if h.kind != wire.DATA or not whole_frame or h.number >= link.in_number + _AHEAD:
+        if h.kind != wire.DATA or not whole_frame or h.number >= link.session.in_number + _AHEAD:
             return False
         link.heard += not sealed
         return link.take(Frame(h, parts[0] if sealed else None, parts[1]))
@@ -491,21 +488,20 @@ class ZmqHub:
             h = self._accept(parts[0].buffer, link, link.peer)
             if h is None:
                 continue
-            if h.number > link.out_number:
+            try:
+                arrived = link.session.acknowledge(h.number)
+            except ValueError:
                 self.dropped += 1
                 continue
             link.heard += 1
             link.granted = max(link.granted, h.plan)
             link.hello_back |= h.kind == wire.HELLO
-            for number in range(link.acked_below, h.number):  # (what is still on its way there is dropped)
-                item = link.unacked.pop(number, None)
-                if item is not None:
-                    link.kept_nbytes -= item.kept_nbytes
-                    if item.copy is not None:
-                        self.blocks.give_back(item.copy)
-                    for _, block in item.sealed.values():
-                        self.blocks.give_back(block)
-            link.acked_below = max(link.acked_below, h.number)
+            for item in arrived:  # (what is still on its way there is dropped)
+                link.kept_nbytes -= item.kept_nbytes
+                if item.copy is not None:
+                    self.blocks.give_back(item.copy)
+                for _, block in item.sealed.values():
+                    self.blocks.give_back(block)
 
     def _watch(self, link: ZmqLink, lane: int, monitor: zmq.Socket[bytes]) -> None:
         """Connection events of a lane."""
@@ -515,15 +511,13 @@ class ZmqHub:
             except zmq.Again:
                 return
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                if lane in link.was_up:
+                if link.connections.came_up(lane):
                     self._lane_is_back(link, lane)
-                link.was_up.add(lane)
-                link.down.pop(lane, None)
             elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
                 proof = "CURVE key" if self.secure and not lane else "password"
-                link.lose(f"it refused this worker's {proof} (it belongs to another run)")
-            else:  # the connection broke, or could not be made
-                link.down.setdefault(lane, time.monotonic())
+                link.connections.lose(f"it refused this worker's {proof} (it belongs to another run)")
+            else:
+                link.connections.broke(lane)
 
     def _authenticate(self) -> None:
         """ZAP requests (RFC 27): a key or a password of this run passes, as the rank whose it is."""

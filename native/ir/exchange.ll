@@ -129,9 +129,8 @@ take:
   ret i1 1
 }
 
-; Of the message that another step has received.
-define internal void @release(ptr %step, ptr %link) {
-  %of = call ptr @field(ptr %step, i64 $OF)
+; Gives back the message that the step %of has received.
+define internal void @release(ptr %of, ptr %link) {
   %number = call i64 @word(ptr %of, i64 $NUMBER)
   %next = add i64 %number, 1
   %next32 = trunc i64 %next to i32
@@ -163,8 +162,8 @@ define internal i1 @settle(ptr %run, ptr %step, ptr %link) {
 define internal void @copy(ptr %run, ptr %step) {
 entry:
   %places = call ptr @field(ptr %run, i64 $PLACES)
-  %i = call i64 @word(ptr %step, i64 $PLACE)
-  %j = call i64 @word(ptr %step, i64 $OF)
+  %i = call i64 @word(ptr %step, i64 $TO)
+  %j = call i64 @word(ptr %step, i64 $PLACE)
   %to = call ptr @field(ptr %places, i64 %i)
   %from = call ptr @field(ptr %places, i64 %j)
   %nbytes = call i64 @word(ptr %step, i64 $NBYTES)
@@ -220,6 +219,7 @@ go:
   switch i64 %kind, label %end [
     i64 $SEND, label %do_send
     i64 $RECEIVE, label %do_receive
+    i64 $RECEIVE_INTO, label %do_receive_into
     i64 $RELEASE, label %do_release
     i64 $SETTLE, label %do_settle
     i64 $COPY, label %do_copy
@@ -231,8 +231,16 @@ do_send:
 do_receive:
   %got = call i1 @receive(ptr %run, ptr %step, ptr %link)
   br i1 %got, label %next, label %end
-do_release:
+do_receive_into:
+  %there = call i1 @receive(ptr %run, ptr %step, ptr %link)
+  br i1 %there, label %take, label %end
+take:
+  call void @copy(ptr %run, ptr %step)
   call void @release(ptr %step, ptr %link)
+  br label %next
+do_release:
+  %of = call ptr @field(ptr %step, i64 $OF)
+  call void @release(ptr %of, ptr %link)
   br label %next
 do_settle:
   %settled = call i1 @settle(ptr %run, ptr %step, ptr %link)

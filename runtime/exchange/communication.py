@@ -9,7 +9,7 @@ import ctypes
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from manygrad.errors import NoRank
 from manygrad.native.additions import TEXT_BITS
@@ -18,7 +18,6 @@ from manygrad.runtime.profile.counters import GlobalCounters
 
 if TYPE_CHECKING:
     from manygrad.collectives.transport import Endpoint
-    from manygrad.runtime.executors.lanes import Lane
 
 T = TypeVar("T")
 
@@ -30,6 +29,12 @@ class Hooks(NamedTuple):
     make_plan: Callable[[int, str, str], Callable[[], None]]
     # of a name and (number, digest, description) of values that all ranks must hold alike; returns at once
     compare_values: Callable[[str, list[tuple[int, str, str]]], None]
+
+
+class Beside(Protocol):
+    """Where collectives run that were started and not waited for."""
+
+    def drain(self) -> None: ...
 
 
 class Times(ctypes.Structure):
@@ -56,7 +61,7 @@ class Communication:
     checks: int = 0  # calls of `assert_equal`
     why_left: str = ""  # not empty once this process communicates no more
     rank: int = 0  # it had by then
-    _lane: Lane | None = None
+    beside: Beside | None = None  # where collectives run beside kernels (`lane_of` in `runtime/executors/lanes.py`)
     _spending: bool = False
 
     @property
@@ -107,19 +112,10 @@ class Communication:
         GlobalCounters.net_wait_s += seconds
         self.times.waited_s += seconds
 
-    @property
-    def lane(self) -> Lane:
-        """In which collectives run beside kernels."""
-        if self._lane is None:
-            from manygrad.runtime.executors.lanes import Lane
-
-            self._lane = Lane(self.endpoint)
-        return self._lane
-
     def drain(self) -> None:
         """Waits for collectives that were started, when what was to follow has failed."""
-        if self._lane is not None:
-            self._lane.drain()
+        if self.beside is not None:
+            self.beside.drain()
 
     def connect(self, endpoint: Endpoint, hooks: Hooks) -> None:
         """From now on there are other workers, reached through `endpoint`, and a launcher."""
@@ -138,4 +134,4 @@ class Communication:
 
     def forget(self) -> None:
         """After `leave`: nothing holds the endpoint, and with it the arena, any more."""
-        self.endpoint = self._lane = None
+        self.endpoint = self.beside = None

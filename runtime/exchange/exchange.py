@@ -1,79 +1,46 @@
-"""Exchange: one worker's calls of a collective (`collectives/lower`), resolved to be run again and again.
+"""Exchange: one worker's run of a collective, again and again: the interpreter of its steps (`steps.py`) in Python.
 
-Each call becomes a step, a function without arguments, of memory found once: a place is a part of a buffer, with its
-handle for kernels and its address for messages. What a RECEIVE borrows has its place when it has come.
+It waits with deadlines, raises the endpoint's errors, and serves links between hosts. Where native code can run the
+steps (`native_exchange.py`), it goes on with those that were left.
 """
 
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
-from itertools import takewhile
-from typing import Any, NamedTuple
+from typing import Any
 
 from manygrad.collectives.transport.endpoint import AHEAD_NBYTES, Borrowed, Endpoint, Ticket
 from manygrad.collectives.transport.wire import MessageKey
-from manygrad.native.memory import copy, table
+from manygrad.native.exchange import COPY, KERNEL, RECEIVE, RECEIVE_INTO, RELEASE, SEND, SETTLE
+from manygrad.native.memory import copy
 from manygrad.runtime.buffer import Buffer, copy_memory
-from manygrad.runtime.devices import Device, Kernel, get_device
+from manygrad.runtime.exchange.memory import BoundMemory
 from manygrad.runtime.exchange.native_exchange import NativeRun, native_run
+from manygrad.runtime.exchange.steps import MESSAGES, ExchangeStep, FarNumbers, compile_steps, sent_first
 from manygrad.runtime.profile import profile
-from manygrad.tensor.uop import MessageArg, Ops, UOp
-from manygrad.tensor.uop.shape import numel
+from manygrad.tensor.uop import UOp
 
-Step = Callable[[], Any]
 LANE = "calls of collectives"  # of a profile
 
 
-class BufferPart(NamedTuple):
-    """A part of a buffer, or, without one, what is borrowed."""
-
-    device: Device
-    nbytes: int
-    base: Buffer | None = None
-    offset: int = 0  # in bytes
-
-
 class Exchange:
-    """`run` carries the calls out. `buffers` are the LINEAR's arguments: with `ranks` ranks of this worker the results,
-    the sources, then temporaries.
-
-    Large: a run of a collective, resolved.
-    """
+    """`run` carries the calls of `body` out, on `buffers` (`BoundMemory`)."""
 
     def __init__(self, body: UOp, buffers: Sequence[Buffer], ranks: int, endpoint: Endpoint | None) -> None:
-        self.buffers, self.ranks, self.endpoint = list(buffers), ranks, endpoint
-        self.body = body
-        args = list(dict.fromkeys(a for call in body.src for a in call.src[1:]))
-        self.numbers = {a: n for n, a in enumerate(args)}  # of places
-        self.places = [self._located(a) for a in args]
-        self.handles: list[Any] = [None] * len(args)
-        self.spare = len(args)  # one address more, of a message that is copied into its place
-        self.addresses: Any = table(len(args) + 1)  # of places that the host sees
-        self.kernels: dict[UOp, Kernel] = {}
+        self.endpoint = endpoint
+        self.memory = BoundMemory(body, buffers, ranks)
+        self.steps = compile_steps(body, self.memory)
         self.native: NativeRun | None = None
-        self.borrowed: dict[int, Borrowed] = {}
-        self.tickets: dict[MessageArg, Ticket] = {}
-        self.plan = self.sequence = 0
-        # how many messages go to each worker of another host, and come from it, and the numbers of this run's first
-        # ones: they are reserved in the order in which exchanges begin
-        self.reserved, self.expected = self._messages(Ops.SEND), self._messages(Ops.RECEIVE)
-        self.first: dict[int, int] = {}
-        self.first_in: dict[int, int] = {}
-        self.ahead, self.ahead_nbytes = self._sent_first()
-        self.is_bound = False
-        self.steps = list(map(self._step, body.src))
-        self.waits_for = [self._ready(call) for call in body.src]
-        self.done = 0  # steps of this run
+        self.far = FarNumbers(self.steps, self._is_far)
+        self.ahead, self.ahead_nbytes = sent_first(self.steps, self.far.reserved, AHEAD_NBYTES)
+        self.waits_for = [self._ready(step) for step in self.steps]
         # where nothing follows but waits for readers
-        self.settling = max((n for n, call in enumerate(body.src, 1) if not _waits_for_readers(call.src[0])), default=0)
-        self.is_written = any(u.op is Ops.SEND and u.arg.is_written for u in (call.src[0] for call in body.src))
-        self.messages = {
-            step: call.src[0]
-            for (_, step), call in zip(self.steps, body.src)
-            if call.src[0].op in (Ops.SEND, Ops.RECEIVE)
-        }
+        self.settling = max((n for n, step in enumerate(self.steps, 1) if not step.waits_for_readers), default=0)
+        # of this run: how many steps are done, and, by the step, what was borrowed and sent
+        self.plan = self.sequence = self.done = 0
+        self.borrowed: dict[int, Borrowed] = {}
+        self.tickets: dict[int, Ticket] = {}
 
     def run(self, plan: int, sequence: int) -> None:
         """Once. `plan`: what all messages carry; `sequence` counts its runs. When it returns, all memory may be written
@@ -85,19 +52,17 @@ class Exchange:
     def begin(self, plan: int, sequence: int) -> None:
         """Sends what needs nothing from others, where that waits for nobody; it does not before `finish` and `settle`,
         which have to follow. Another exchange that began earlier may finish in between."""
-        if not self.is_bound:
+        if not self.memory.is_bound:
             self._bind()
         self.plan, self.sequence, self.done = plan, sequence, 0
-        if self.reserved or self.expected:
-            endpoint = self._endpoint()
-            self.first = {peer: endpoint.reserve(peer, count) for peer, count in self.reserved.items()}
-            self.first_in.update({peer: endpoint.expect(peer, count) for peer, count in self.expected.items()})
+        if self.far.there_are:
+            self.far.begin(self._endpoint())
             self._run(self.ahead)
 
     def advance(self) -> Callable[[], bool] | None:
         """Goes on between hosts as far as what has come allows, between `begin` and `finish`. Returns what says that it
         can go on again; None where it cannot before `finish`."""
-        if not self.reserved and not self.expected:
+        if not self.far.there_are:
             return None
         while self.done < self.settling:
             ready = self.waits_for[self.done]
@@ -109,137 +74,69 @@ class Exchange:
     def finish(self) -> None:
         """Until the results are there."""
         if self.native is not None and not profile.active:
-            self.done = self.native.run(self.plan, self.sequence)
+            self._take_over(self.native.run(self.plan, self.sequence))
         self._run(self.settling)
 
     def resume(self, plan: int, sequence: int, stopped: int) -> None:
         """All that is left of a run that a native call began and that came to its step `stopped`; `settle` has to
         follow."""
-        assert self.native is not None
         self.plan, self.sequence = plan, sequence
-        self.done = self.native.ended(stopped, plan, sequence)
+        self._take_over(stopped)
         self._run(self.settling)
 
     def settle(self) -> None:
         """Until all memory may be written again."""
         self._run(len(self.steps))
 
+    def move(self, buffer: Buffer, to: Any) -> None:
+        """From now on reads the memory `to` instead of that of a source's buffer."""
+        if not self.memory.is_bound:
+            self._bind()
+        self.memory.move(buffer, to)
+        if self.native is not None and not self.native.may_send():
+            self.native = None
+
+    def _bind(self) -> None:
+        self.memory.bind()
+        self.native = native_run(self.steps, self.memory, self.endpoint)
+
     def _run(self, end: int) -> None:
         """The steps up to `end` that have not been run."""
         try:
             while self.done < end:
-                name, step = self.steps[self.done]
-                self.done += 1
+                n = self.done
+                step = self.steps[n]
+                self.done = n + 1
                 if not profile.active:
-                    step()
+                    _INTERPRETED[step.kind](self, n, step)
                     continue
                 start = time.perf_counter()
-                step()
-                profile.record(LANE, name, start, time.perf_counter(), self._facts(step))
+                _INTERPRETED[step.kind](self, n, step)
+                profile.record(LANE, step.name, start, time.perf_counter(), self._facts(step))
         except BaseException:
-            if self.is_written:
+            if any(s.is_written for s in self.steps):
                 self._endpoint().arena.has_failed = True
             raise
 
-    def _facts(self, step: Step) -> dict[str, Any]:
+    def _facts(self, step: ExchangeStep) -> dict[str, Any]:
         """Facts for a profile: which message it is, the same on both ranks."""
-        if (what := self.messages.get(step)) is None:
+        if step.kind not in MESSAGES:
             return {}
-        (peer, number, _), here = what.arg, self._endpoint().rank
-        ends = (here, peer) if what.op is Ops.SEND else (peer, here)
-        return {"message": f"{self.plan:x}.{self.sequence}.{number} {ends[0]}->{ends[1]}"}
+        here = self._endpoint().rank
+        ends = (here, step.peer) if step.kind == SEND else (step.peer, here)
+        return {"message": f"{self.plan:x}.{self.sequence}.{step.number} {ends[0]}->{ends[1]}"}
 
-    def move(self, buffer: Buffer, to: Any) -> None:
-        """From now on reads the memory `to` instead of that of a source's buffer."""
-        if not self.is_bound:
-            self._bind()
-        for n, p in enumerate(self.places):
-            if p.base is not None and (p.base.base or p.base) is buffer:
-                self._put(n, p, p.device.view(to, p.base.offset + p.offset, p.nbytes))
-        if self.native is not None and not self.native.may_send():
-            self.native = None
-
-    def lend(self, number: int, got: Borrowed) -> None:
-        """From now on a place is what has been borrowed."""
-        host = self.places[number].device.allocator.host
-        assert host is not None, "a message is borrowed in memory that the host does not see"
-        self.borrowed[number] = got
-        self.addresses[number], self.handles[number] = got.addr, host.at(got.addr, got.nbytes)
-
-    def _sent_first(self) -> tuple[int, int]:
-        """How many sends stand first, which `begin` may send, and their bytes: between hosts, where messages are told
-        apart by their numbers, and as much as every receiver grants, whatever it is waiting for."""
-
-        def is_first(call: UOp) -> bool:
-            return call.src[0].op is Ops.SEND and call.src[0].arg.peer in self.reserved
-
-        first = list(takewhile(is_first, self.body.src))
-        nbytes = sum(self.places[self.numbers[call.src[1]]].nbytes for call in first)
-        return (len(first), nbytes) if nbytes <= AHEAD_NBYTES else (0, 0)
-
-    # --- memory
-
-    def _bind(self) -> None:
-        self._refuse_overlap()
-        for n, p in enumerate(self.places):
-            if p.base is not None:
-                self._put(n, p, p.device.view(p.base.handle, p.offset, p.nbytes))
-        self.is_bound = True
-        self.native = native_run(self, self.body)
-
-    def _refuse_overlap(self) -> None:
-        for out in self.buffers[: self.ranks]:
-            for given in self.buffers[self.ranks : 2 * self.ranks]:
-                if (out.base or out) is (given.base or given) and out.nbytes and given.nbytes:
-                    if out.offset < given.offset + given.nbytes and given.offset < out.offset + out.nbytes:
-                        raise ValueError(
-                            f"{given} and {out} overlap; peers still read the one while the other is written"
-                        )
-
-    def _put(self, number: int, place: BufferPart, handle: Any) -> None:
-        self.handles[number] = handle
-        if place.device.allocator.host is not None:
-            self.addresses[number] = place.device.address(handle)
-
-    def _located(self, u: UOp) -> BufferPart:
-        buffer, first = (u.src[0], u.arg.offset) if u.op is Ops.VIEW else (u, 0)
-        nbytes = numel(u.shape) * u.dtype.itemsize
-        if buffer.op is Ops.BUFFER:
-            return BufferPart(get_device(buffer.arg.device), nbytes)
-        base = self.buffers[buffer.arg.uid]
-        return BufferPart(base.device, nbytes, base, first * u.dtype.itemsize)
-
-    # --- steps
-
-    def _step(self, call: UOp) -> tuple[str, Step]:
-        what, *args = call.src
-        at = [self.numbers[a] for a in args]
-        if what.op is Ops.SEND:
-            return f"send {self.places[at[0]].nbytes} to {what.arg.peer}", self._send(what, at[0])
-        if what.op is Ops.RECEIVE:
-            return f"receive {self.places[at[0]].nbytes} from {what.arg.peer}", self._receive(what, at[0])
-        if what.op is Ops.RELEASE:
-            return "release", lambda: self.borrowed.pop(at[0]).release()
-        if what.op is Ops.SETTLE:
-            return "wait for readers", self._settle(what.arg)
-        if what.op is Ops.COPY:
-            return f"copy {self.places[at[0]].nbytes}", self._copy(*at)
-        kernel = self.kernels[what] = self.places[at[0]].device.compile(what)
-        handles = self.handles
-        return kernel.name, lambda: kernel([handles[n] for n in at])
-
-    def _ready(self, call: UOp) -> Callable[[], bool] | None:
+    def _ready(self, step: ExchangeStep) -> Callable[[], bool] | None:
         """Says whether a step may run now, before exchanges that began earlier have ended, and waits for nobody; None
         where it may not, or that cannot be told: messages in shared memory keep their order."""
-        what, *args = call.src
-        if what.op is Ops.SETTLE or (what.op is Ops.SEND and what.arg.peer not in self.reserved):
+        if step.kind == SETTLE or (step.kind == SEND and step.peer not in self.far.reserved):
             return None
-        if what.op is not Ops.RECEIVE:
+        if step.kind not in (RECEIVE, RECEIVE_INTO):
             return _at_once
-        if what.arg.peer not in self.expected:
+        if step.peer not in self.far.expected:
             return None
-        (peer, number, _), nbytes = what.arg, self.places[self.numbers[args[0]]].nbytes
-        incoming, first = self._endpoint().incoming(peer), self.first_in
+        peer, number, nbytes = step.peer, step.number, step.nbytes
+        incoming, first = self._endpoint().incoming(peer), self.far.first_in
 
         def has_come() -> bool:
             message = incoming.get(first[peer] + number)
@@ -247,76 +144,92 @@ class Exchange:
 
         return has_come
 
-    def _messages(self, kind: Ops) -> dict[int, int]:
-        """How many go to each worker of another host, or come from it."""
-        count = Counter(call.src[0].arg.peer for call in self.body.src if call.src[0].op is kind)
-        return {peer: n for peer, n in count.items() if self._endpoint().may_reserve(peer)}
+    def _is_far(self, peer: int) -> bool:
+        return self._endpoint().may_reserve(peer)
 
     def _endpoint(self) -> Endpoint:
         if self.endpoint is None:
             raise ValueError("a message goes to another worker, but there is no endpoint")
         return self.endpoint
 
-    def _send(self, what: UOp, at: int) -> Step:
-        send, addresses, tickets, message = self._endpoint().send, self.addresses, self.tickets, what.arg
-        (peer, number, is_written), nbytes, dtype = message, self.places[at].nbytes, what.dtype.name
+    def _take_over(self, stopped: int) -> None:
+        """After a native call that came to step `stopped`: what is lent and borrowed at that step."""
+        native = self.native
+        assert native is not None
+        native.count(stopped)
+        self.done = stopped
+        if stopped == len(self.steps):
+            return
+        endpoint = self._endpoint()
+        for n, step in enumerate(self.steps[:stopped]):
+            if step.kind == SEND:
+                ticket = Ticket(step.peer, native.number(n), MessageKey(self.plan, self.sequence, step.number))
+                self.tickets[n] = endpoint.outstanding(ticket)
+            elif step.kind == RECEIVE:
+                release = native.release_of(n)
+                self._lend(n, step, Borrowed(self.memory.addresses[step.place], step.nbytes, release))
+            elif step.kind == RELEASE:
+                del self.borrowed[step.of]
+            elif step.kind == SETTLE:
+                endpoint.settle(self.tickets[step.of])  # (it is: nothing is left to wait for)
 
-        def step() -> None:
-            key, first = MessageKey(self.plan, self.sequence, number), self.first.get(peer)
-            reserved = None if first is None else first + number
-            tickets[message] = send(peer, key, addresses[at], nbytes, dtype, reserved, is_written)
+    # --- one step of each kind: its number, and what it is
 
-        return step
+    def _send(self, n: int, step: ExchangeStep) -> None:
+        peer, number = step.peer, step.number
+        key, first = MessageKey(self.plan, self.sequence, number), self.far.first.get(peer)
+        reserved, at = None if first is None else first + number, self.memory.addresses[step.place]
+        self.tickets[n] = self._endpoint().send(peer, key, at, step.nbytes, step.dtype, reserved, step.is_written)
 
-    def _receive(self, what: UOp, at: int) -> Step:
-        endpoint, addresses = self._endpoint(), self.addresses
-        (peer, number, _), place, dtype = what.arg, self.places[at], what.dtype.name
-        nbytes = place.nbytes
+    def _message(self, step: ExchangeStep) -> tuple[MessageKey, int | None]:
+        """Key and, between hosts, number of a message that comes."""
+        first, number = self.far.first_in.get(step.peer), step.number
+        return MessageKey(self.plan, self.sequence, number), None if first is None else first + number
 
-        def message() -> tuple[MessageKey, int | None]:
-            first = self.first_in.get(peer)
-            return MessageKey(self.plan, self.sequence, number), None if first is None else first + number
+    def _receive(self, n: int, step: ExchangeStep) -> None:
+        key, expected = self._message(step)
+        self._lend(n, step, self._endpoint().receive(step.peer, key, step.nbytes, step.dtype, expected))
 
-        if place.base is not None:
+    def _lend(self, n: int, step: ExchangeStep, got: Borrowed) -> None:
+        self.borrowed[n] = got
+        self.memory.lend(step.place, got)
 
-            def into_place() -> None:
-                key, expected = message()
-                endpoint.receive_into(peer, key, addresses[at], nbytes, dtype, expected)
+    def _receive_into(self, n: int, step: ExchangeStep) -> None:
+        key, expected = self._message(step)
+        at = self.memory.addresses[step.place]
+        self._endpoint().receive_into(step.peer, key, at, step.nbytes, step.dtype, expected)
 
-            return into_place
+    def _release(self, n: int, step: ExchangeStep) -> None:
+        self.borrowed.pop(step.of).release()
 
-        def borrow() -> None:
-            key, expected = message()
-            self.lend(at, endpoint.receive(peer, key, nbytes, dtype, expected))
+    def _settle(self, n: int, step: ExchangeStep) -> None:
+        self._endpoint().settle(self.tickets[step.of])
 
-        return borrow
+    def _copy(self, n: int, step: ExchangeStep) -> None:
+        to, source, m = step.place, step.source, self.memory
+        if m.is_seen(to) and m.is_seen(source):
+            if m.addresses[to] != m.addresses[source]:
+                copy(m.addresses[to], m.addresses[source], step.nbytes)
+            return
+        devices = m.places[to].device, m.places[source].device
+        copy_memory(devices[0], m.handles[to], devices[1], m.handles[source], step.nbytes)
 
-    def _settle(self, messages: tuple[MessageArg, ...]) -> Step:
-        endpoint, tickets = self._endpoint(), self.tickets
+    def _kernel(self, n: int, step: ExchangeStep) -> None:
+        assert step.kernel is not None
+        handles = self.memory.handles
+        step.kernel([handles[p] for p in step.places])
 
-        def step() -> None:
-            for m in messages:
-                endpoint.settle(tickets[m])
 
-        return step
-
-    def _copy(self, to: int, source: int) -> Step:
-        target, origin = self.places[to], self.places[source]
-        addresses, handles, nbytes = self.addresses, self.handles, target.nbytes
-        if target.device.allocator.host is not None and origin.device.allocator.host is not None:
-
-            def step() -> None:
-                if addresses[to] != addresses[source]:
-                    copy(addresses[to], addresses[source], nbytes)
-
-            return step
-        return lambda: copy_memory(target.device, handles[to], origin.device, handles[source], nbytes)
+_INTERPRETED: dict[int, Callable[[Exchange, int, ExchangeStep], None]] = {
+    SEND: Exchange._send,
+    RECEIVE: Exchange._receive,
+    RECEIVE_INTO: Exchange._receive_into,
+    RELEASE: Exchange._release,
+    SETTLE: Exchange._settle,
+    COPY: Exchange._copy,
+    KERNEL: Exchange._kernel,
+}
 
 
 def _at_once() -> bool:
     return True
-
-
-def _waits_for_readers(what: UOp) -> bool:
-    """Not for those who write."""
-    return what.op is Ops.SETTLE and not any(m.is_written for m in what.arg)

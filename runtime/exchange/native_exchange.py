@@ -1,238 +1,143 @@
-"""The calls of a small collective over shared memory as one native call, as far as all goes well.
+"""The steps of a small collective over shared memory as words, for one native call to run as far as all goes well.
 
-A step of Python costs more than a short message takes. `native_run` gives the tables of `native/exchange.py` for the
-calls of an `Exchange`, or None where one of them is not for that: a peer that is not on this host, memory that is not
-in the arena, a kernel that is not a CPU's. When the native call stops early, because a peer is late, say, `run` tells
-at which call, and the Exchange goes on from there in Python, which has deadlines and errors.
+A step of Python costs more than a short message takes. `native_run` makes the tables of `native/exchange.py` for the
+steps of an `Exchange`, one row a step, or gives None where one of them is not for that: a peer that is not on this
+host, memory that is not in the arena, a kernel that is not a CPU's. When the native call stops early, because a peer is
+late, say, the Exchange goes on from that step in Python, which has deadlines and errors.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from manygrad.collectives.transport import wire
-from manygrad.collectives.transport.endpoint import Borrowed, Endpoint, Ticket, Traffic
+from manygrad.collectives.transport.endpoint import Endpoint, Traffic
 from manygrad.collectives.transport.shm import ShmLink
 from manygrad.collectives.transport.wire import MessageKey
-from manygrad.native.exchange import (
-    COPY,
-    HEADER,
-    KERNEL,
-    RECEIVE,
-    RELEASE,
-    RUN,
-    SEND,
-    SETTLE,
-    STEP,
-    STEP_WORDS,
-)
+from manygrad.native.exchange import COPY, HEADER, KERNEL, RECEIVE_INTO, RELEASE, RUN, SEND, SETTLE, STEP, STEP_WORDS
 from manygrad.native.memory import table
+from manygrad.native.words import signed
 from manygrad.runtime.devices.cpu.kernel import CPUKernel
 from manygrad.runtime.devices.cpu.threads import team
-from manygrad.tensor.uop import MessageArg, Ops, UOp
+from manygrad.runtime.exchange.memory import BoundMemory
+from manygrad.runtime.exchange.steps import MESSAGES, ExchangeStep
 
-if TYPE_CHECKING:
-    from manygrad.runtime.exchange.exchange import Exchange
-
+_SEQUENCE, _SCRATCH = RUN.index("SEQUENCE"), RUN.index("SCRATCH")
 SMALL_NBYTES = 1 << 20  # of one message: for longer ones Python's part is small, and copies have better ways
 
 
-def native_run(exchange: Exchange, body: UOp) -> NativeRun | None:
-    endpoint = exchange.endpoint
-    if endpoint is None or any(p.nbytes > SMALL_NBYTES or p.device.kind != "CPU" for p in exchange.places):
+def native_run(steps: list[ExchangeStep], memory: BoundMemory, endpoint: Endpoint | None) -> NativeRun | None:
+    """The steps for native code, if all of them are for that."""
+    if endpoint is None or any(p.nbytes > SMALL_NBYTES or p.device.kind != "CPU" for p in memory.places):
         return None
-    peers = {c.src[0].arg.peer for c in body.src if c.src[0].op in (Ops.SEND, Ops.RECEIVE)}
+    peers = {s.peer for s in steps if s.kind in MESSAGES}
     links = {peer: link for peer in peers if (link := endpoint.shared_memory(peer)) is not None}
-    kernels = {u: k for u, k in exchange.kernels.items() if isinstance(k, CPUKernel) and k.record is None}
-    if not body.src or len(links) < len(peers) or len(kernels) < len(exchange.kernels):
+    kernels = [s.kernel for s in steps if s.kernel is not None]
+    if not steps or len(links) < len(peers):
         return None
-    made = NativeRun(exchange, body, endpoint, links, kernels)
+    if not all(isinstance(k, CPUKernel) and k.record is None for k in kernels):
+        return None
+    made = NativeRun(steps, memory, endpoint, links)
     return made if made.may_send() else None
 
 
 class NativeRun:
-    """One collective of one worker as a table for native code. Large: its words."""
+    """One collective of one worker as a table for native code."""
 
     def __init__(
-        self,
-        exchange: Exchange,
-        body: UOp,
-        endpoint: Endpoint,
-        links: dict[int, ShmLink],
-        kernels: dict[UOp, CPUKernel],
+        self, steps: list[ExchangeStep], memory: BoundMemory, endpoint: Endpoint, links: dict[int, ShmLink]
     ) -> None:
-        self.exchange, self.endpoint, self.links, self.body = exchange, endpoint, links, body
-        self.kernels = kernels
-        self.rows: list[list[int]] = []
-        self.calls: list[int] = []  # of each step: the number of its call
+        self.steps, self.memory, self.endpoint, self.links = steps, memory, endpoint, links
         self.kept: list[Any] = []
         self.headers: list[Any] = []
-        self.sends: dict[MessageArg, int] = {}  # the steps of messages
-        self.receives: dict[UOp, int] = {}  # by what is borrowed
-        self.at: list[int] = []  # places that are sent
-        for n, call in enumerate(body.src):
-            before = len(self.rows)
-            self._add(call)
-            self.calls += [n] * (len(self.rows) - before)
-        self.steps = table(STEP_WORDS * max(1, len(self.rows)))
-        base, size = ctypes.addressof(self.steps), 8 * STEP_WORDS
-        for i, row in enumerate(self.rows):
-            if row[0] in (RELEASE, SETTLE):  # (of a step, not of its number)
-                row[STEP["OF"]] = base + size * row[STEP["OF"]]
-            self.steps[i * STEP_WORDS : (i + 1) * STEP_WORDS] = row
-        self.table = table(len(RUN))
-        self._set("STEPS", base)
-        self._set("STEP_COUNT", len(self.rows))
-        self._set("PLACES", ctypes.addressof(exchange.addresses))
-        self._set("ARENA", endpoint.arena.base)
-        self._set("TEAM", team().run_address)
+        self.rows = table(STEP_WORDS * len(steps))
+        for n, step in enumerate(steps):
+            for name, value in self._words(step).items():
+                self.rows[STEP_WORDS * n + STEP[name]] = value
+        self.table = RUN.table(
+            STEPS=ctypes.addressof(self.rows),
+            STEP_COUNT=len(steps),
+            PLACES=ctypes.addressof(memory.addresses),
+            ARENA=endpoint.arena.base,
+            TEAM=team().run_address,
+        )
         self.plan: int | None = None
-        self.messages = self._messages()
-        self.traffic = self._traffic(len(body.src))
+        self.traffic = self._traffic(len(steps))
         self.peers = list(links.values())
 
     def may_send(self) -> bool:
         """Whether all that is sent lies in the arena."""
-        arena, e = self.endpoint.arena, self.exchange
-        return all(arena.contains(e.addresses[n], e.places[n].nbytes) for n in self.at)
+        arena, addresses = self.endpoint.arena, self.memory.addresses
+        return all(arena.contains(addresses[s.place], s.nbytes) for s in self.steps if s.kind == SEND)
 
     def run(self, plan: int, sequence: int) -> int:
-        """How many calls were carried out; of those the Exchange has what it needs to go on."""
+        """The number of the first step that was not carried out."""
         self.carry(plan)
-        self._set("SEQUENCE", ctypes.c_int64(sequence).value)
-        self._set("SCRATCH", team().ready())
-        return self.ended(self.endpoint.native.run(self.table, self.peers), plan, sequence)
+        self.table[_SEQUENCE], self.table[_SCRATCH] = signed(sequence), team().ready()
+        return self.endpoint.native.run(self.table, self.peers)
 
     def carry(self, plan: int) -> None:
         """From now on that is what all messages carry."""
         if plan != self.plan:
             self.plan = plan
             for header in self.headers:
-                header[_PLAN] = ctypes.c_int64(plan).value
+                header[HEADER["AT_PLAN"]] = signed(plan)
 
-    def ended(self, stopped: int, plan: int, sequence: int) -> int:
-        """As `run`, after a native call that came to step `stopped`."""
-        done = len(self.body.src) if stopped == len(self.rows) else self.calls[stopped]
-        self._count(done)
-        if done < len(self.body.src):
-            self._hand_over(done, plan, sequence)
-        return done
+    # --- after a run
 
-    # --- tables
+    def count(self, stopped: int) -> None:
+        """Counts the messages of a run that came to step `stopped`."""
+        self.endpoint.add(self.traffic if stopped == len(self.steps) else self._traffic(stopped))
 
-    def _add(self, call: UOp) -> None:
-        what, *args = call.src
-        places = [self.exchange.numbers[a] for a in args]
-        if what.op is Ops.SEND:
-            self.sends[what.arg] = len(self.rows)
-            self.at.append(places[0])
-            self._row(SEND, what.arg.peer, PLACE=places[0], HEADER=self._header(call, self.endpoint.rank))
-        elif what.op is Ops.RECEIVE:
-            self._receive(call, places[0])
-        elif what.op is Ops.RELEASE:
-            step = self.receives[args[0]]
-            self._row(RELEASE, self._peer_of(step), OF=step)
-        elif what.op is Ops.SETTLE:
-            for m in what.arg:
-                self._row(SETTLE, m.peer, OF=self.sends[m])
-        elif what.op is Ops.COPY:
-            self._row(COPY, None, PLACE=places[0], OF=places[1], NBYTES=self.exchange.places[places[0]].nbytes)
-        else:
-            self._kernel(self.kernels[what], places)
+    def number(self, step: int) -> int:
+        """Number of the message that a step has sent or received."""
+        return int(self.rows[step * STEP_WORDS + STEP["NUMBER"]])
 
-    def _receive(self, call: UOp, place: int) -> None:
-        what, target = call.src
-        step, at = len(self.rows), place if target.op is Ops.BUFFER else self.exchange.spare
-        self._row(RECEIVE, what.arg.peer, PLACE=at, HEADER=self._header(call, what.arg.peer))
-        if target.op is Ops.BUFFER:
-            self.receives[target] = step
-        else:
-            self._row(COPY, None, PLACE=place, OF=at, NBYTES=self.exchange.places[place].nbytes)
-            self._row(RELEASE, what.arg.peer, OF=step)
+    def release_of(self, step: int) -> Callable[[], None]:
+        """Gives back what a step has received."""
+        link, number = self.links[self.steps[step].peer], self.number(step)
+        return lambda: link.release(number)
 
-    def _kernel(self, kernel: CPUKernel, places: Sequence[int]) -> None:
+    def _traffic(self, end: int) -> Traffic:
+        """Traffic of the first so many steps."""
+        messages = [(s.kind == SEND, s.nbytes) for s in self.steps[:end] if s.kind in MESSAGES]
+        sent = [nbytes for is_sent, nbytes in messages if is_sent]
+        return Traffic(sum(sent), sum(nbytes for is_sent, nbytes in messages if not is_sent), len(sent))
+
+    # --- words
+
+    def _words(self, step: ExchangeStep) -> dict[str, int]:
+        kind = {"KIND": step.kind}
+        if step.kind in MESSAGES:
+            source = self.endpoint.rank if step.kind == SEND else step.peer
+            words = {"LINK": self._link(step), "PLACE": step.place, "HEADER": self._header(step, source)}
+            into = {"PLACE": self.memory.spare, "TO": step.place, "NBYTES": step.nbytes}
+            return kind | words | (into if step.kind == RECEIVE_INTO else {})
+        if step.kind in (RELEASE, SETTLE):
+            of = ctypes.addressof(self.rows) + 8 * STEP_WORDS * step.of
+            return kind | {"LINK": self._link(self.steps[step.of]), "OF": of}
+        if step.kind == COPY:
+            return kind | {"TO": step.place, "PLACE": step.source, "NBYTES": step.nbytes}
+        assert step.kind == KERNEL and isinstance(step.kernel, CPUKernel)
+        return kind | self._kernel(step.kernel, step.places)
+
+    def _link(self, step: ExchangeStep) -> int:
+        return ctypes.addressof(self.links[step.peer].record)
+
+    def _kernel(self, kernel: CPUKernel, places: Sequence[int]) -> dict[str, int]:
         assert kernel.fixed is not None
         buffers, args = table(max(1, len(places))), table(max(1, len(places)))
         args[: len(places)] = list(places)
         self.kept += [kernel, buffers, args]
-        self._row(
-            KERNEL, None, FUNCTION=kernel.address, BUFFERS=ctypes.addressof(buffers), ARGS=ctypes.addressof(args),
-            COUNT=len(places), TOTAL=kernel.fixed[0], GRAIN=kernel.fixed[1],
-        )  # fmt: skip
+        at = {"FUNCTION": kernel.address, "BUFFERS": ctypes.addressof(buffers), "ARGS": ctypes.addressof(args)}
+        return at | {"COUNT": len(places), "TOTAL": kernel.fixed[0], "GRAIN": kernel.fixed[1]}
 
-    def _header(self, call: UOp, source: int) -> int:
+    def _header(self, step: ExchangeStep, source: int) -> int:
         """The address of the message's header, but for its sequence, number and place."""
-        what, arg = call.src
-        e, nbytes = self.endpoint, self.exchange.places[self.exchange.numbers[arg]].nbytes
-        packed = wire.pack(e.header(source, MessageKey(0, 0, what.arg.number), what.dtype.name, nbytes))
         header = table(wire.SIZE // 8)
+        packed = wire.pack(self.endpoint.header(source, MessageKey(0, 0, step.number), step.dtype, step.nbytes))
         ctypes.memmove(header, packed, wire.SIZE)
         self.headers.append(header)
         return ctypes.addressof(header)
-
-    def _row(self, kind: int, peer: int | None, **words: int) -> None:
-        row = [kind] + [0] * (STEP_WORDS - 1)
-        if peer is not None:
-            row[STEP["LINK"]] = ctypes.addressof(self.links[peer].record)
-        for name, value in words.items():
-            row[STEP[name]] = value
-        self.rows.append(row)
-
-    def _peer_of(self, step: int) -> int:
-        link = self.rows[step][STEP["LINK"]]
-        return next(peer for peer, x in self.links.items() if ctypes.addressof(x.record) == link)
-
-    def _set(self, name: str, value: int) -> None:
-        self.table[RUN.index(name)] = value
-
-    # --- after a run
-
-    def _number(self, step: int) -> int:
-        return int(self.steps[step * STEP_WORDS + STEP["NUMBER"]])
-
-    def _messages(self) -> list[tuple[int, int, bool]]:
-        """(number of its call, bytes, whether it is sent) of each message."""
-        places, numbers = self.exchange.places, self.exchange.numbers
-        return [
-            (n, places[numbers[call.src[1]]].nbytes, call.src[0].op is Ops.SEND)
-            for n, call in enumerate(self.body.src)
-            if call.src[0].op in (Ops.SEND, Ops.RECEIVE)
-        ]
-
-    def _count(self, done: int) -> None:
-        if done == len(self.body.src):
-            self.endpoint.add(self.traffic)
-        else:
-            self.endpoint.add(self._traffic(done))
-
-    def _traffic(self, calls: int) -> Traffic:
-        """Traffic of the first so many calls."""
-        sent = [nbytes for n, nbytes, is_sent in self.messages if n < calls and is_sent]
-        return Traffic(sum(sent), sum(b for n, b, is_sent in self.messages if n < calls and not is_sent), len(sent))
-
-    def _hand_over(self, done: int, plan: int, sequence: int) -> None:
-        """Tells the Exchange what it needs to go on after the first `done` calls: what it has sent, and what is
-        borrowed."""
-        e, exchange = self.endpoint, self.exchange
-        for call in self.body.src[:done]:
-            what = call.src[0]
-            if what.op is Ops.SEND:
-                number = self._number(self.sends[what.arg])
-                ticket = Ticket(what.arg.peer, number, MessageKey(plan, sequence, what.arg.number))
-                exchange.tickets[what.arg] = e.outstanding(ticket)
-            elif what.op is Ops.RECEIVE and call.src[1] in self.receives:
-                n, link = exchange.numbers[call.src[1]], self.links[what.arg.peer]
-                number, nbytes = self._number(self.receives[call.src[1]]), exchange.places[n].nbytes
-                release = lambda link=link, number=number: link.release(number)  # noqa: E731
-                exchange.lend(n, Borrowed(exchange.addresses[n], nbytes, release))
-            elif what.op is Ops.RELEASE:
-                del exchange.borrowed[exchange.numbers[call.src[1]]]
-            elif what.op is Ops.SETTLE:
-                for m in what.arg:
-                    e.settle(exchange.tickets[m])  # (it is: nothing is left to wait for)
-
-
-_PLAN = 3  # the word of a header
-assert HEADER["AT_SEQUENCE"] == _PLAN + 1

@@ -83,14 +83,15 @@ class JoinedItem(ExecItem):
         self.rows = table(len(ROW) * len(items))
         for i, item in enumerate(items):
             self.rows[len(ROW) * i : len(ROW) * (i + 1)] = self._row(item, self.additions[i])
-        self.table = table(len(ALL))
-        self.table[ALL.index("ROWS")] = ctypes.addressof(self.rows)
-        self.table[ALL.index("ROW_COUNT")] = len(items)
-        self.table[ALL.index("GRAPH")] = team().graph_address
         self.spent_in = table(SPENT_COUNT)
         self.spent_in[:] = [place(c, name) for c, *names in self._times() for name in names]
-        self.table[ALL.index("SPENT_IN")] = ctypes.addressof(self.spent_in)
-        self.table[ALL.index("ENTERED")] = ctypes.addressof(self.communication.entered_word)
+        self.table = ALL.table(
+            ROWS=ctypes.addressof(self.rows),
+            ROW_COUNT=len(items),
+            GRAPH=team().graph_address,
+            SPENT_IN=ctypes.addressof(self.spent_in),
+            ENTERED=ctypes.addressof(self.communication.entered_word),
+        )
         self.endpoint.native.prepare_joined(self.table)
 
     def _times(self) -> tuple[tuple[Any, str, str], tuple[Any, str, str]]:

@@ -31,6 +31,7 @@ from manygrad.tensor.threads import ScopedThread
 
 if TYPE_CHECKING:
     from manygrad.collectives.transport import Endpoint
+    from manygrad.runtime.exchange.communication import Communication
 
 WORTH_S = 100e-6  # of computing beside a collective, from which on starting it in its thread pays
 FLOPS, BYTES = 50e9, 10e9  # a second, roughly, for that estimate
@@ -101,6 +102,13 @@ class Lane:
             while done.settled < self._started and self._thread is not None and self._thread.is_alive():
                 done.changed.wait(LOOK_S)
             done.error = None
+
+
+def lane_of(communication: Communication) -> Lane:
+    """The lane in which its collectives run beside kernels, made at the first need."""
+    if not isinstance(communication.beside, Lane):
+        communication.beside = Lane(communication.endpoint)
+    return communication.beside
 
 
 @dataclass(slots=True)
@@ -252,7 +260,7 @@ class StartItem(ExecItem):
 
     def __init__(self, item: CollectiveItem):
         self.item, self.buffers, self.line, self.name = item, item.buffers, item.line, item.name
-        self.lane_of = item.communication.lane
+        self.lane_of = lane_of(item.communication)
         self.number = 0
 
     @property

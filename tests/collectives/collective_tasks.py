@@ -18,6 +18,7 @@ from manygrad.collectives.lower import lower
 from manygrad.collectives.program import Collective
 from manygrad.collectives.transport import Endpoint, MessageKey
 from manygrad.errors import CollectiveAborted, CollectiveTimeout
+from manygrad.native.exchange import RECEIVE, RECEIVE_INTO, RUN, SEND
 from manygrad.native.memory import bytes_at
 from manygrad.runtime.buffer import Buffer
 from manygrad.runtime.exchange.exchange import Exchange
@@ -119,6 +120,37 @@ def written_outside(endpoint: Endpoint, count: int, runs: int) -> int:
         wrong += int((out.copyout() != want).sum())
     assert not any(link.staged for link in endpoint._links.values())  # type: ignore[union-attr]
     return wrong
+
+
+def stopped_after_each_step(endpoint: Endpoint, algorithm: str, kind: str, count: int) -> list[int]:
+    """Native code stops after each number of steps, on each rank after another one, and Python goes on: how many
+    elements came wrong, how many steps there are, and how many messages were counted too often or not at all."""
+    n, r, d = endpoint.size, endpoint.rank, to_dtype("int32")
+    c = Collective(kind, n, count)
+    body = lower(build(algorithm, c, [r]), d, range(n), {r: "CPU:0"})
+    temps = [buffer_at(endpoint, t.size, t.dtype) for t in body.temps]
+    length = c.in_length(r)
+    out, given = buffer_at(endpoint, c.out_length(r), d), buffer_at(endpoint, length, d)
+    exchange = Exchange(body.linear, [out, given, *temps], 1, endpoint)
+    wrong, miscounted, steps, run = 0, 0, len(exchange.steps), endpoint.native.run
+    for sequence in range(steps + 2):
+        stop = (sequence + r) % (steps + 1)
+        endpoint.native.run = lambda table, links, stop=stop: (  # type: ignore[method-assign, misc]
+            RUN.put(table, STEP_COUNT=stop),
+            run(table, links),
+        )[1]
+        given.copyin(np.arange(length, dtype=d.np) * (r + 1) + sequence)
+        out.copyin(np.full(count, -1, d.np))
+        before = endpoint.traffic.messages, endpoint.traffic.received
+        exchange.run(3, sequence)
+        assert exchange.native is not None and not exchange.borrowed and not endpoint._outstanding
+        sent = sum(s.kind == SEND for s in exchange.steps)
+        got = sum(s.nbytes for s in exchange.steps if s.kind in (RECEIVE, RECEIVE_INTO))
+        miscounted += (endpoint.traffic.messages - before[0], endpoint.traffic.received - before[1]) != (sent, got)
+        ends = [np.arange(length, dtype=d.np) * (k + 1) + sequence for k in range(n)]
+        wrong += int((out.copyout() != (sum(ends) if kind == "all_reduce" else np.concatenate(ends))).sum())
+    endpoint.native.run = run  # type: ignore[method-assign]
+    return [wrong, miscounted, steps]
 
 
 def late_writer(endpoint: Endpoint, count: int, timeout_s: float) -> int:
@@ -276,12 +308,12 @@ def stale(endpoint: Endpoint) -> int:
         endpoint.epoch -= 1
         old = np.full(8, 9, np.uint8)
         link = endpoint._links[1]
-        number = link.out_number
+        number = link.session.out_number if link.route == "zmq" else 0
         endpoint.send(1, MessageKey(0, 0, 0), old.ctypes.data, 8)
         endpoint.epoch += 1
         if link.route == "zmq":
-            link.out_number = number  # a dropped message has no number in this epoch
-            link.unacked.clear()
+            link.session.out_number = number  # a dropped message has no number in this epoch
+            link.session.kept.clear()
         endpoint._outstanding.clear()
         endpoint.send(1, MessageKey(0, 0, 0), data.ctypes.data, 8)
         endpoint.flush()

@@ -119,6 +119,20 @@ def test_small_messages_of_one_host_are_sent_by_native_calls(runs: int, late_s: 
         assert [worker[n] for worker in got] == want[4 * n : 4 * n + 4], case
 
 
+@pytest.mark.parametrize(
+    "algorithm, kind",
+    [
+        (a, k)
+        for a in ("naive", "direct", "put", "ring")
+        for k in ("all_reduce", "all_gather")
+        if ALGORITHMS[a].can(k, 3)
+    ],
+)
+def test_python_goes_on_after_any_step_of_native_code(algorithm: str, kind: str) -> None:
+    found = results(run_workers(3, "stopped_after_each_step", (algorithm, kind, 999), env={"TRANSPORT": "shm"}))
+    assert all(wrong == miscounted == 0 and steps >= 3 for wrong, miscounted, steps in found), found
+
+
 def test_short_messages_are_free_and_on_their_way_when_they_are_settled(tmp_path: Path) -> None:
     """Whatever the sender does then, and however many there are: more than may be copied at a time."""
     wrong = results(run_workers(2, "settled_at_once", (500, 64 << 10, str(tmp_path)), env={"TRANSPORT": "zmq"}))

@@ -49,7 +49,8 @@ class Wire:
         self.waiting: list[Parts] = []
 
     def _told(self, link: ZmqLink, kind: int) -> None:
-        link.told, link.owed = link.taken + WINDOW, 0
+        link.told = link.taken + WINDOW
+        link.session.owed = 0
 
     def _deliver(self) -> bool:
         for parts in self.waiting:
@@ -160,13 +161,13 @@ def attack(count: int, seed: int, sealed: bool) -> dict[str, int]:
                 except PlanMismatch:
                     assert not sealed and not whole
                     ended["mismatch"] += 1
-                if line.link.lost_at or rng.random() < 0.001 or line.link.in_number != line.number:
-                    ended["lost"] += bool(line.link.lost_at)
+                if line.link.connections.lost_at or rng.random() < 0.001 or line.link.session.in_number != line.number:
+                    ended["lost"] += bool(line.link.connections.lost_at)
                     line.close()
                     line, before = Wire(sealed), []
                 elif not whole:  # what did not come is not sent again here: the next message is expected
                     line.link.incoming.clear()
-                    line.link.whole_below, line.link.whole = line.number, {}
+                    line.link.session.whole_below, line.link.session.whole = line.number, {}
                     line.link.arrived = line.link.taken
     finally:
         line.close()
@@ -231,9 +232,10 @@ def test_what_came_before_a_message_of_a_lower_number_is_told_when_that_one_has_
     hub._control = lambda kind, number=0, value=0: told.append(number) or wire.Header(*[0] * 12)
     hub._reply = partial(tcp.ZmqHub._reply, hub)
     link = ZmqLink(1, {"addresses": [], "curve": ""})
+    s = link.session
 
     def come(number: int, nbytes: int) -> None:
-        link.in_number = number + 1
+        link.session.in_number = number + 1
         header = wire.Header(wire.DATA, 0, 0, 1, 0, 0, 0, wire.RAW, number, nbytes, 0, nbytes)
         assert link.take(Frame(header, None, memoryview(bytearray(nbytes))))
         del link.incoming[number]
@@ -244,7 +246,7 @@ def test_what_came_before_a_message_of_a_lower_number_is_told_when_that_one_has_
     for number in range(2, 40):
         come(number, COPIED_NBYTES + 1)
     come(1, 8)
-    assert told == [1, 40] and not link.owed and not link.owed_nbytes and not link.urgent
+    assert told == [1, 40] and not s.owed and not s.owed_nbytes and not s.urgent
 
 
 if __name__ == "__main__":

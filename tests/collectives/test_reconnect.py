@@ -87,7 +87,7 @@ def talk(end: Endpoint, seed: int, rounds: int, failures: list[BaseException], e
                 if isinstance(k, int):
                     end.arena.free(k - end.arena.base)
         end._hub.pay_all()  # (as `close` does: nobody waits for the receipt of a message that was copied)
-        while end._hub.links[peer].unacked and not failures:
+        while end._hub.links[peer].session.kept and not failures:
             end._hub.progress(0.01)
     except BaseException as e:
         failures.append(e)
@@ -114,7 +114,8 @@ def test_connections_are_cut_again_and_again(pair: tuple[list[Endpoint], list[Pr
     assert cuts > 3
     for e in ends:
         link = e._hub.links[1 - e.rank]
-        assert not link.incoming and not link.unacked and link.whole_below == link.in_number >= 240 and not link.whole
+        s = link.session
+        assert not link.incoming and not s.kept and s.whole_below == s.in_number >= 240 and not s.whole
         assert not link.forged and (link.opener is not None) == e._hub.sealed
 
 
@@ -147,7 +148,7 @@ def test_what_is_sealed_may_be_written_before_it_has_arrived(pair: tuple[list[En
     view(addr, nbytes, "uint8")[:] = 7
     ticket = ends[0].send(1, MessageKey(1, 0, 0), addr, nbytes)
     ends[0].settle(ticket)  # (nobody receives yet)
-    assert ends[0]._hub.links[1].unacked
+    assert ends[0]._hub.links[1].session.kept
     view(addr, nbytes, "uint8")[:] = 9
     for p in proxies:
         p.cut()

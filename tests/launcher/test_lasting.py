@@ -309,7 +309,7 @@ s = zmq.Context().socket(zmq.DEALER)
 s.identity = b"worker-1"
 s.linger = 0
 s.connect(sys.argv[1])
-s.send_multipart([bytes(16), b'{"type": "failed"}'])
+s.send_multipart([bytes(20), b'{"type": "failed"}'])
 print(s.poll(700))
 """
     from manygrad.launcher.control import ControlServer
@@ -319,5 +319,5 @@ print(s.poll(700))
     events = []
     while stranger.poll() is None:
         events += server.receive(0.05)
-    assert stranger.communicate()[0] == "0\n" and events == [] and server.sessions == {}
+    assert stranger.communicate()[0] == "0\n" and events == [] and server.conversations == {}
     server.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 
 import pytest
@@ -14,8 +15,9 @@ from hypothesis import strategies as st
 from manygrad.errors import LaunchAborted
 from manygrad.launcher.channel import Channel
 from manygrad.launcher.control import ControlServer
-from manygrad.launcher.link import HEAD, SUSPENDED_S, WINDOW, Broken, Clock, Session, Silence
-from manygrad.launcher.messages import Event, Finished, Plan, Progress, Stopping
+from manygrad.launcher.link import HEAD, SUSPENDED_S, WINDOW, Broken, Clock, Conversation, Silence
+from manygrad.launcher.messages import Event, Finished, Plan, Progress, Stopping, Values
+from manygrad.launcher.plans import hooks_over
 from manygrad.tensor.threads import Threads
 from tests.proxy import Proxy
 
@@ -24,7 +26,7 @@ from tests.proxy import Proxy
 def test_nothing_is_lost_and_nothing_comes_twice(seed: int, count: int, loss: float) -> None:
     """Two sides, whose messages are lost in runs (a broken connection), come late, or come twice."""
     rng = random.Random(seed)
-    ends, got = (Session(), Session()), ([], [])  # type: ignore[var-annotated]
+    ends, got = (Conversation(), Conversation()), ([], [])  # type: ignore[var-annotated]
     wires: tuple[list[tuple[bytes, bytes]], ...] = ([], [])
     for n in range(count):
         ends[n % 2].post(b"%d" % n)
@@ -53,7 +55,7 @@ def test_nothing_is_lost_and_nothing_comes_twice(seed: int, count: int, loss: fl
 
 
 def test_a_window_bounds_what_is_on_its_way() -> None:
-    s = Session()
+    s = Conversation()
     for i in range(3 * WINDOW):
         s.post(b"%d" % i)
     handed = 0
@@ -61,11 +63,46 @@ def test_a_window_bounds_what_is_on_its_way() -> None:
         s.handed(0.0)
         handed += 1
     assert handed == WINDOW
-    assert s.take(HEAD.pack(0, 10), b"", 0.1) is None
-    assert s.next(0.1) == (HEAD.pack(WINDOW + 1, 0), b"%d" % WINDOW)
-    for bad in (b"", b"x", HEAD.pack(0, 10**6)):
+    assert s.take(HEAD.pack(0, 0, 11), b"", 0.1) is None
+    assert s.next(0.1) == (HEAD.pack(0, WINDOW + 1, 1), b"%d" % WINDOW)
+    for bad in (b"", b"x", HEAD.pack(0, 0, 10**6), HEAD.pack(1, 1, 1)):
         with pytest.raises(ValueError):
             s.take(bad, b"", 0.2)
+
+
+@given(st.integers(0, 1 << 30), st.floats(0.0, 0.5))
+def test_nothing_of_an_epoch_reaches_the_next_one(seed: int, loss: float) -> None:
+    """The driver begins epochs while messages are on their way; all come in the epoch they were posted in, or not."""
+    rng = random.Random(seed)
+    driver, worker = Conversation(), Conversation(follows=True)
+    wires: tuple[list[tuple[bytes, bytes]], ...] = ([], [])
+    got: dict[int, list[int]] = {}
+    now, posted = 0.0, 0
+    for turn in range(400):
+        now += rng.choice((0.01, 0.3, 1.0))
+        if turn % 40 == 39 and driver.epoch < 6:
+            driver.enter(driver.epoch + 1)
+            posted = 0
+        if posted < 20 and worker.epoch == driver.epoch:
+            worker.post(b"%d %d" % (worker.epoch, posted))
+            driver.post(b"order")
+            posted += 1
+        for me, end in enumerate((driver, worker)):
+            while (frames := end.next(now)) is not None:
+                wires[1 - me].append(frames)
+                end.handed(now)
+            wires[1 - me].append(end.passing())
+            if driver.epoch < 6 and rng.random() < loss:
+                del wires[1 - me][rng.randrange(len(wires[1 - me])) :]
+            for frames in [wires[me].pop(0) for _ in range(rng.randrange(len(wires[me]) + 1))]:
+                if (body := end.take(*frames, now)) is not None and end is driver:
+                    epoch, number = map(int, body.split())
+                    assert epoch == driver.epoch
+                    got.setdefault(epoch, []).append(number)
+    assert all(numbers == list(range(len(numbers))) for numbers in got.values())
+    assert worker.epoch == 6 and got[6] == list(range(20)) and not worker.kept
+    with pytest.raises(ValueError, match="epoch 6 cannot follow epoch 6"):
+        driver.enter(6)
 
 
 def test_silence_counts_only_while_we_are_there() -> None:
@@ -130,17 +167,73 @@ def test_the_channel_outlives_silence_and_broken_connections(monkeypatch: pytest
         channel.send("finished", collectives=1, collective="b")
         events += events_until(server, Finished)
         assert [e.n for e in events if isinstance(e, Plan)] == list(range(1, 30))
-        assert channel.abort_reason is None
+        assert channel.epoch.abort_reason is None
         until = time.monotonic() + 10
-        while channel.plans_agreed < 29:
+        while channel.epoch.plans_agreed < 29:
             server.receive(0.01)
             server.beat()
             assert time.monotonic() < until
         until = time.monotonic() + 20
-        while channel.abort_reason is None:
+        while channel.epoch.abort_reason is None:
             time.sleep(0.01)  # and no beat
             assert time.monotonic() < until
-        assert channel.abort_kind == "gone" and "was not heard for 60 s" in channel.abort_reason
+        assert channel.epoch.abort_kind == "gone" and "was not heard for 60 s" in channel.epoch.abort_reason
+
+
+def test_two_epochs_through_one_channel() -> None:
+    """The old one ends what waits in it, with its plans, cards and orders; the new one counts from nothing. What was
+    on its way in the old one reaches nobody, also where the connection breaks meanwhile."""
+    with ExitStack() as stack:
+        server = ControlServer(1)
+        stack.callback(server.close)
+        proxy = Proxy(server.address)
+        stack.callback(proxy.stop)
+        channel = Channel(proxy.address, 0, server.curve(0))
+        stack.callback(channel.close)
+        aborted = list[str]()
+        channel.on_abort = aborted.append
+        first = hooks_over(channel)
+        for n in (1, 2):
+            agreed = first.make_plan(5, f"plan {n} of epoch 0", "")
+            (plan,) = (e for e in events_until(server, Plan) if isinstance(e, Plan))
+            assert plan.n == n
+            if n == 1:
+                server.send("worker", [0], "plan_ok", n=1)
+                wait_for(server, lambda: channel.epoch.plans_agreed == 1)
+                agreed()
+        server.send("worker", [0], "cards", cards=[{"rank": 0}], master=["127.0.0.1", 1])
+        wait_for(server, lambda: bool(channel.epoch.cards))
+        old = channel.epoch
+
+        server.begin(1)
+        first.make_plan(5, "on its way when epoch 0 ended", "")
+        server.send("worker", [0], "plan_ok", n=1)
+        proxy.cut()
+        wait_for(server, lambda: channel.epoch.number == 1 and channel.epoch.plans_agreed == 1)
+        why = "epoch 0 is over: the launcher has begun epoch 1"
+        assert aborted == [why] and old.abort_reason == why and not old.released
+        assert channel.epoch.abort_reason is None and not channel.epoch.cards and not channel.epoch.plans_made
+        for refused in (agreed, lambda: first.make_plan(5, "late", "")):
+            with pytest.raises(LaunchAborted, match=why):
+                refused()
+        first.compare_values("late", [(0, "0", "a")])
+
+        hooks_over(channel).make_plan(6, "plan 1 of epoch 1", "")()
+        channel.send("finished", collectives=1, collective="b")
+        events = events_until(server, Finished)
+        assert [(e.n, e.description) for e in events if isinstance(e, Plan)] == [(1, "plan 1 of epoch 1")]
+        assert not any(isinstance(e, Values) for e in events) and server.rejected == 0
+        assert [e.plans for e in events if isinstance(e, Progress)][-1:] in ([0], [1], [])
+        with pytest.raises(ValueError, match="epoch 1 cannot follow epoch 1"):
+            server.begin(1)
+
+
+def wait_for(server: ControlServer, ready: Callable[[], bool], within_s: float = 10.0) -> None:
+    until = time.monotonic() + within_s
+    while not ready():
+        assert not [e for e in server.receive(0.01) if not isinstance(e, Progress)]
+        server.beat()
+        assert time.monotonic() < until
 
 
 def test_an_error_in_the_channels_thread_is_the_cause_of_an_abort(
