@@ -117,6 +117,12 @@ class CreationMixin:
             return Tensor.arange(start, vmax(end), 1, dtype, device)._take(0, 0, end - start)
         if step == 0:
             raise ValueError("arange: step is 0")
+        if not (math.isfinite(start) and math.isfinite(end) and math.isfinite(step)):
+            raise ValueError(f"arange: from {start} to {end} in steps of {step} has no count; give finite numbers")
+        if (end - start) * step < 0:
+            raise ValueError(
+                f"arange: steps of {step} do not lead from {start} to {end}; change the step's sign, or swap the ends"
+            )
         whole = all(isinstance(v, int) for v in (start, end, step))
         kind = to_dtype(dtype) if dtype is not None else dtypes.int64 if whole else dtypes.default_float
         if kind is dtypes.int64 and not whole:  # as PyTorch does: of the numbers without their fractions

@@ -47,6 +47,10 @@ REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "uniform, low above high": (lambda: Tensor.uniform(2, low=1, high=0), ValueError, r"the range \[1, 0\) is empty"),
     "uniform of integers": (lambda: Tensor.uniform(2, high=1.5, dtype="int32"), ValueError, "pass whole numbers"),
     "manual_seed": (lambda: Tensor.manual_seed(2**64), ValueError, "the seed has 64 bits"),
+    "arange, the step's sign": (lambda: Tensor.arange(0, -3, 2), ValueError, "steps of 2 do not lead from 0 to -3"),
+    "arange to inf": (lambda: Tensor.arange(0, float("inf"), 2), ValueError, "has no count"),
+    "addr of bools": (
+        lambda: Tensor([True]).addr(Tensor([True]), Tensor([True]), beta=1.5), TypeError, "beta=1.5 for bool tensors"),
     "eye": (lambda: Tensor.eye(-1), ValueError, "sizes are not negative, got -1"),
     "isclose": (lambda: X3.isclose(X3, rtol=-1.0), ValueError, "rtol and atol are not negative"),
     "cov, fweights": (lambda: X4[0, 0].cov(fweights=Tensor.ones(8)), TypeError, "fweights are integers, not float32"),
