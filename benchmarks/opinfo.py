@@ -35,6 +35,8 @@ CHECKS = (*KINDS, "first", "second", "errors")
 TOLERANCE = {"float32": 2e-5, "float64": 1e-9, "bfloat16": 1e-2, "float16": 2e-3, "first": 1e-6, "second": 1e-5}
 LOOSE = {  # where torch rounds on the way and manygrad does not
     ("nn.functional.grid_sample", "bfloat16"): 2e-2,  # (each of the 16 terms of bicubic)
+    ("nn.functional.nll_loss", "bfloat16"): 2e-2,  # (each addition of the sum)
+    ("cov", "float64"): 1e-6,  # (sums of float32 weights)
 }
 SET_ASIDE = ("sparse.", "fft.", "masked.", "_segment", "to_sparse", "stft", "istft", "jiterator", "complex", "real",
     "imag", "view_as", "resize_", "nested", "torch.ops.", "signal.", "polar", "sgn", "conj", "resolve_", "chalf",
@@ -78,6 +80,9 @@ KNOWN = {
 TAKEN = {
     ("cov", "cannot be negative"): "the covariance is NaN then: weights are not read back",
     ("conv", "should be the same"): "types are promoted, as elsewhere",
+    ("multilabel_margin_loss", "non-empty vector"): "the loss of no elements is that of an empty mean, or 0",
+    ("max_pool", "optional 0 dim batch size"): "no channels give no values",
+    ("max_pool", "positive length"): "no channels give no values",
 }
 
 

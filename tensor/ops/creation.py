@@ -143,7 +143,14 @@ class CreationMixin:
 
         if steps < 0:
             raise ValueError(f"linspace: steps must not be negative, got {steps}")
-        t = Tensor.arange(steps, device=device).cast(dtypes.float64) * ((end - start) / max(steps - 1, 1)) + start
+        if not isinstance(steps, int):
+            raise TypeError(f"linspace: steps is a whole number, got {steps!r}")
+        if any(isinstance(v, Tensor) and v.ndim for v in (start, end)):
+            raise ValueError("linspace: start and end are numbers or tensors without dims")
+        first, last = (v.cast(dtypes.float64) if isinstance(v, Tensor) else v for v in (start, end))
+        i, step = Tensor.arange(steps, device=device).cast(dtypes.float64), (last - first) / max(steps - 1, 1)
+        # (from the nearer end, so that both are met exactly)
+        t = (i < steps // 2)._where(i * step + first, last - (steps - 1 - i) * step) if steps > 1 else i * 0 + first
         return t.cast(to_dtype(dtype) if dtype is not None else dtypes.default_float)
 
     @staticmethod

@@ -89,6 +89,13 @@ TYPES: dict[str, tuple[Callable[[], Tensor], str, Any]] = {
     "arange(1, 6.5, 1.5, int32)": (lambda: Tensor.arange(1, 6.5, 1.5, dtype="int32"), "int32", [1, 2, 3, 4]),
     "sum of bools": (lambda: Tensor([True, True]).sum(), "int64", 2),
     "einsum of bools": (lambda: Tensor.einsum("ij->i", Tensor([[True, True], [True, False]])), "int64", [2, 1]),
+    "sum_to_size of bools to their own": (lambda: Tensor([True, False]).sum_to_size(2), "bool", [True, False]),
+    "linspace between tensors": (
+        lambda: Tensor.linspace(Tensor(49), Tensor(0), 50, dtype="float64"),
+        "float64",
+        [49.0 - i for i in range(50)],
+    ),
+    "linspace ends exactly": (lambda: Tensor.linspace(0.1, 0.7, 8, dtype="float64")[-1], "float64", 0.7),
     "sum_to_size of bools": (lambda: Tensor([[True, True], [True, False]]).sum_to_size(1, 2), "int64", [[2, 1]]),
     "where of Python's bools": (lambda: Tensor.where(Tensor([True, False]), True, False), "bool", [True, False]),
     "-1 of an unsigned type": (lambda: Tensor(-1, dtype="uint8"), "uint8", 255),
