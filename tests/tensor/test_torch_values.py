@@ -87,6 +87,17 @@ TYPES: dict[str, tuple[Callable[[], Tensor], str, Any]] = {
     "arange(3.1, int64)": (lambda: Tensor.arange(3.1, dtype="int64"), "int64", [0, 1, 2]),
     "arange(1, 6.5, 1.5, int64)": (lambda: Tensor.arange(1, 6.5, 1.5, dtype="int64"), "int64", [1, 2, 3, 4, 5]),
     "arange(1, 6.5, 1.5, int32)": (lambda: Tensor.arange(1, 6.5, 1.5, dtype="int32"), "int32", [1, 2, 3, 4]),
+    "avg_pool1d of integers": (lambda: F.avg_pool1d(Tensor([[-7, 0, 4, 5]]), 2), "int64", [[-3, 4]]),
+    "avg_pool1d of integers, padded": (
+        lambda: F.avg_pool1d(Tensor([[-7, 0, 4]]), 2, padding=1, count_include_pad=False),
+        "int64",
+        [[-7, 2]],
+    ),
+    "avg_pool3d of integers": (
+        lambda: F.avg_pool3d(Tensor([[[[[1, 2], [3, 5]]]]]), (1, 2, 2), divisor_override=-2),
+        "int64",
+        [[[[[-5]]]]],
+    ),
     "sum of bools": (lambda: Tensor([True, True]).sum(), "int64", 2),
     "einsum of bools": (lambda: Tensor.einsum("ij->i", Tensor([[True, True], [True, False]])), "int64", [2, 1]),
     "sum_to_size of bools to their own": (lambda: Tensor([True, False]).sum_to_size(2), "bool", [True, False]),
