@@ -33,6 +33,11 @@ from manygrad import Tensor, dtypes, linalg, nn  # noqa: E402
 KINDS = ("float32", "float64", "int64", "bool", "bfloat16", "float16")
 CHECKS = (*KINDS, "first", "second", "errors")
 TOLERANCE = {"float32": 2e-5, "float64": 1e-9, "bfloat16": 1e-2, "float16": 2e-3, "first": 1e-6, "second": 1e-5}
+LOOSE = {  # where torch rounds on the way and manygrad does not
+    ("nn.functional.grid_sample", "bfloat16"): 2e-2,  # (each of the 16 terms of bicubic)
+    ("nn.functional.nll_loss", "bfloat16"): 2e-2,  # (each addition of the sum)
+    ("cov", "float64"): 1e-6,  # (sums of float32 weights)
+}
 SET_ASIDE = ("sparse.", "fft.", "masked.", "_segment", "to_sparse", "stft", "istft", "jiterator", "complex", "real",
     "imag", "view_as", "resize_", "nested", "torch.ops.", "signal.", "polar", "sgn", "conj", "resolve_", "chalf",
     "cfloat", "cdouble", "_chunk_cat", "_unsafe", "_upsample", "_native", "_softmax_backward", "_batch_norm",
@@ -55,6 +60,7 @@ OTHER_CALLS = (
     "mH",
     "__getitem__",
 )
+STATIC = ("arange", "linspace", "logspace", "eye", "cat", "stack", "einsum", "block_diag", "cartesian_prod", "meshgrid")
 # where torch's value or gradient is another one, and why ours stands
 KNOWN = {
     ("cholesky_inverse", "first"): "torch has a gradient above the diagonal, too, which is not read",
@@ -64,10 +70,21 @@ KNOWN = {
     ("as_strided_scatter", "first"): "torch's fails its own gradcheck where the view overlaps itself or covers all",
     ("nn.functional.ctc_loss", "first"): "torch's holds for the output of log_softmax only",
     ("nn.functional.soft_margin_loss", "float16"): "torch's overflows",
+    ("nn.functional.local_response_norm", "int64"): "torch takes the mean of squares without its fraction",
     **{(name, kind): "which of equal values an index names is open"
        for name in ("kthvalue", "topk", "sort", "argsort", "msort", "median", "mode")
        for kind in ("int64", "bool", "bfloat16", "float16", "float32")},
 }  # fmt: skip
+
+
+# inputs that torch refuses and manygrad takes, by operator and torch's words, and why
+TAKEN = {
+    ("cov", "cannot be negative"): "the covariance is NaN then: weights are not read back",
+    ("conv", "should be the same"): "types are promoted, as elsewhere",
+    ("multilabel_margin_loss", "non-empty vector"): "the loss of no elements is that of an empty mean, or 0",
+    ("max_pool", "optional 0 dim batch size"): "no channels give no values",
+    ("max_pool", "positive length"): "no channels give no values",
+}
 
 
 @dataclass
@@ -202,7 +219,7 @@ def processed(sample: Any, result: Any) -> Any:
 def values(op: Any, here: Any, sample: Any, kind: str) -> str:
     want = flat(processed(sample, op(sample.input, *sample.args, **sample.kwargs)))
     got = flat(processed(sample, here(ours(sample.input), *ours(sample.args), **ours(sample.kwargs))))
-    return same(got, want, TOLERANCE.get(kind, TOLERANCE["float32"]))
+    return same(got, want, LOOSE.get((op.name, kind), TOLERANCE.get(kind, TOLERANCE["float32"])))
 
 
 def derivatives(op: Any, here: Any, sample: Any, second: bool) -> str | None:
@@ -262,6 +279,12 @@ def run(op: Any, here: Any, check: str, limit: int) -> Outcome | None:
             return None
         for bad in op.error_inputs("cpu"):
             s = bad.sample_input
+            if not isinstance(s.input, torch.Tensor) and op.name not in STATIC:  # (no method of ours)
+                continue
+            if any(name in op.name and words in str(bad.error_regex) for name, words in TAKEN):
+                continue
+            if not bad.error_regex and any(isinstance(a, (bool, int, float)) for a in s.args):
+                continue  # (torch's functions of two tensors take no number; ours do)
             try:
                 op(s.input, *s.args, **s.kwargs)
                 continue

@@ -13,6 +13,7 @@ in each of the database's configurations, eagerly and as a captured step. What t
 from __future__ import annotations
 
 import argparse
+import copy
 import importlib.util
 import os
 import sys
@@ -148,10 +149,14 @@ def compare_module(info: Any, given: Any, training: bool, dtype: str) -> Iterato
     leaves = [(f"input {i}", w, g) for i, (w, g) in enumerate(zip(flat(forward.args), flat(inputs)))
               if isinstance(w, torch.Tensor) and w.requires_grad and w.is_leaf]  # fmt: skip
     leaves += [(name, t, dict(mine.named_parameters())[name]) for name, t in theirs.named_parameters()]
+    half = dtype in ("bfloat16", "float16")
+    exact = copy.deepcopy(theirs).double() if half and not lazy else None
     total, total_ours = torch.zeros(()), Tensor(0.0)
+    weights = []
     for w, g in zip(want, got):
         if isinstance(w, torch.Tensor) and w.requires_grad and w.is_floating_point():
             weight = torch.randn(w.shape, dtype=torch.float64).to(w.dtype)
+            weights.append(weight.double())
             total, total_ours = total + (w * weight).sum(), total_ours + (g * tensor(weight)).sum()
     if not total.requires_grad:
         return
@@ -159,7 +164,36 @@ def compare_module(info: Any, given: Any, training: bool, dtype: str) -> Iterato
     total_ours.backward()
     for name, w, g in leaves:
         if found := differs(g.grad, w.grad, tolerance):
+            if exact is not None and is_as_near(
+                name, g.grad, w.grad, true_gradients(exact, forward, weights), tolerance
+            ):
+                continue
             yield f"gradient of {name}: {found}"
+
+
+def true_gradients(module: Any, forward: Any, weights: list[Any]) -> dict[str, Any]:
+    """By parameter, in float64."""
+
+    def wide(x: Any) -> Any:
+        if isinstance(x, torch.Tensor):
+            return x.detach().double() if x.is_floating_point() else x
+        return type(x)(map(wide, x)) if isinstance(x, (list, tuple)) else x
+
+    module.zero_grad()
+    out = flat(module(*map(wide, forward.args), **{k: wide(v) for k, v in forward.kwargs.items()}))
+    out = [t for t in out if isinstance(t, torch.Tensor) and t.requires_grad and t.is_floating_point()]
+    sum((t * w).sum() for t, w in zip(out, weights)).backward()
+    return {name: p.grad for name, p in module.named_parameters()}
+
+
+def is_as_near(name: str, mine: Any, theirs: Any, true: dict[str, Any], tolerance: float) -> bool:
+    """Whether a gradient in a half type, which a rounding at a ReLU's corner changes altogether, is as near to that in
+    float64 as torch's is."""
+    if true.get(name) is None or array(mine).shape != array(theirs).shape:
+        return False
+    want = true[name].numpy()
+    off = [np.abs(array(g).astype(np.float64) - want).max() / max(1.0, np.abs(want).max()) for g in (mine, theirs)]
+    return bool(off[0] <= 2 * off[1] + tolerance)
 
 
 def takes_dtype(info: Any) -> bool:

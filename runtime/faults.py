@@ -2,19 +2,24 @@
 
 Each place in a program that checks an index has a word on each device, 0 as long as all is well
 (`schedule/graph/lower_checks.py` says what else it can hold). A read costs a comparison of these words with zeros,
-whatever ran before it: a replayed step reports like any other."""
+whatever ran before it: a replayed step reports like any other.
+
+A word does not say which of the values computed since the last read it is about. All of those that stand on its place
+are lost then: none is read as if it were right. What an assignment wrote stays, as memory that is partly of before."""
 
 from __future__ import annotations
 
 import itertools
 import threading
+from collections.abc import Iterable
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from manygrad.runtime.buffer import Buffer
 from manygrad.runtime.current import current
-from manygrad.runtime.storage import STORAGE
+from manygrad.runtime.storage import STORAGE, spoil
 from manygrad.schedule.graph.lower_checks import index_of
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop import BufferSpec, Ops, UOp
@@ -69,6 +74,11 @@ class _Words:
         # (another thread may have been told)
         return next(((site, int(now[i])) for site, i in list(self.numbers.items())[: len(now)] if now[i]), None)
 
+    def sites_of(self, buffers: Iterable[Buffer]) -> set[Site]:
+        """The places whose words are among these."""
+        named = {number: site for site, number in self.numbers.items()}
+        return {named[b.offset // _BYTES] for b in buffers if b.base is self.buffer}
+
     def forget(self, site: Site) -> None:
         if site in self.numbers:
             self.word(site).copyin(np.zeros(1, np.int64))
@@ -80,6 +90,9 @@ class Faults:
     def __init__(self) -> None:
         self.words: dict[str, _Words] = {}  # by device
         self.nodes: dict[tuple[Site, str | tuple[str, ...]], UOp] = {}
+        self.places: dict[UOp, Site] = {}  # by the node
+        # stored values computed since the last read, each with the places that it stands on
+        self.unread: WeakKeyDictionary[UOp, frozenset[Site]] = WeakKeyDictionary()
         self.lock = threading.Lock()
 
     def word_of(self, what: str, low: int, size: int, line: str, device: str | tuple[str, ...]) -> UOp:
@@ -98,6 +111,7 @@ class Faults:
             Ops.BUFFER, dtypes.int64, (), BufferSpec(next(_uids), (n if cut[1] else 1,), dtypes.int64, device, *cut)
         )
         self.attach(u, site)
+        self.places[u] = site
         return u
 
     def attach(self, u: UOp, site: Site) -> None:
@@ -115,11 +129,47 @@ class Faults:
             self.words[device] = _Words(device)
         return self.words[device].word(site)
 
+    def sites_of(self, buffers: Iterable[Buffer]) -> frozenset[Site]:
+        """The places whose indices calls check that use these buffers."""
+        used = list(buffers)
+        return frozenset(site for words in self.words.values() for site in words.sites_of(used))
+
+    def note(self, sink: UOp) -> None:
+        """The values that a SINK has stored stand on the places whose indices are read on the way to them."""
+        nodes = sink.toposort()
+        if not self.unread and all(u.op is not Ops.CHECK for u in nodes):
+            return
+        below: dict[UOp, frozenset[Site]] = {}
+        for u in nodes:
+            sites = frozenset[Site]().union(*(below[s] for s in u.src if s in below))
+            if u.op is Ops.CHECK:
+                sites |= {self.places.get(u.src[1], OTHERS)}
+            elif u.op is Ops.BUFFER:
+                sites |= self.unread.get(u, frozenset())
+            if sites:
+                below[u] = sites
+        for store in sink.src:
+            if store.op is Ops.STORE and (found := below.get(store.src[1])):
+                self.unread[store.src[0]] = found
+
+    def note_replay(self, sites: frozenset[Site], results: Iterable[UOp]) -> None:
+        """A replay that checks indices at `sites` is to store results; its arguments may be any unread values."""
+        sites = sites.union(*self.unread.values())
+        for u in results if sites else ():
+            self.unread[u] = sites
+
     def look(self) -> None:
-        """IndexError if an index was out of range; of several places each is told once, one at a look."""
+        """IndexError if an index was out of range; of several places each is told once, one at a look. What stands on
+        the place is lost."""
         for words in list(self.words.values()):
             if (found := words.look()) is not None:
                 site, code = found
                 for others in list(self.words.values()):  # (what is replicated is wrong on all devices)
                     others.forget(site)
-                raise IndexError(site.message(index_of(code)))
+                told = site.message(index_of(code))
+                for u in [u for u, sites in self.unread.items() if site in sites]:
+                    spoil(u, f"{told}; this tensor was computed with it and has no value")
+                    del self.unread[u]
+                raise IndexError(told)
+        if self.unread:
+            self.unread.clear()

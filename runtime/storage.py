@@ -18,6 +18,7 @@ from manygrad.tensor.uop.shape import local_shape, numel
 from manygrad.tensor.uop.table import Table
 
 STORAGE: Table[Buffer | list[Buffer | None]] = Table("storage")
+SPOILED: Table[Buffer | list[Buffer | None]] = Table("spoiled")  # the memory of a lost value, for who writes it anew
 
 
 def storage(u: UOp) -> Buffer | list[Buffer | None]:
@@ -38,6 +39,22 @@ def storage(u: UOp) -> Buffer | list[Buffer | None]:
             ]
         STORAGE[u] = found
     return found
+
+
+def spoil(u: UOp, why: str) -> None:
+    """What a BUFFER holds is no value, until something else is written there (`restore`)."""
+    found = STORAGE.get(u)
+    if found is not None:
+        SPOILED[u] = found
+        STORAGE.pop(u)
+    LOST[u] = why
+
+
+def restore(u: UOp) -> None:
+    """A spoiled BUFFER is about to be written."""
+    STORAGE[u] = SPOILED[u]
+    SPOILED.pop(u)
+    LOST.pop(u)
 
 
 def lose(nodes: Iterable[UOp], is_gone: Callable[[Any], bool], why: str) -> None:

@@ -24,7 +24,7 @@ from manygrad.runtime.engine.linear import capture, compile_linear
 from manygrad.runtime.engine.recovery import RealizeProgress, assigned, drop, lost, settle
 from manygrad.runtime.executors.items import ExecItem, Vars
 from manygrad.runtime.profile.counters import GlobalCounters
-from manygrad.runtime.storage import STORAGE, storage
+from manygrad.runtime.storage import STORAGE, spoil, storage
 from manygrad.schedule import as_param, create_linear_with_vars, create_schedule
 from manygrad.schedule.cache import Schedule
 from manygrad.schedule.facts.buffers import unmoved
@@ -37,7 +37,7 @@ from manygrad.tensor.function import refuse_traced
 from manygrad.tensor.lock import locked
 from manygrad.tensor.source import LINE, line_of, mark, user_line
 from manygrad.tensor.storage import LIVE, MEMORY, MOVES, PENDING, TRAINED, Storage, unrealized
-from manygrad.tensor.stored import HISTORY, LOST, ORIGIN, WRITTEN
+from manygrad.tensor.stored import HISTORY, ORIGIN, WRITTEN
 from manygrad.tensor.tensor import Tensor
 from manygrad.tensor.uop import BufferSpec, Ops, UOp, standing_on, toposort
 from manygrad.tensor.uop.rewrite import substitute
@@ -274,6 +274,7 @@ class RealizeEngine:
         for u in sink.toposort():
             if u.op is Ops.AFTER:
                 becomes[u] = assigned(u)
+        current().faults.note(sink)
         self._remember(computed, becomes, overwritten)
         self._replace(becomes, own)
         for t in todo:
@@ -577,8 +578,7 @@ class RealizeEngine:
 
     @locked
     def spoil(self, buffer: UOp, why: str) -> None:
-        STORAGE.pop(buffer)
-        LOST[buffer] = why
+        spoil(buffer, why)
 
 
 def synchronize(device: str | None = None) -> None:

@@ -17,11 +17,12 @@ from sys import getrefcount
 from typing import Any
 
 from manygrad.runtime.buffer import Buffer, copy_buffer
+from manygrad.runtime.current import current
 from manygrad.runtime.executors.items import ExecItem
 from manygrad.runtime.jit.arguments import Input, binds, with_dims
 from manygrad.runtime.jit.memory import address, buffers_of
 from manygrad.runtime.jit.recording import Recorded
-from manygrad.runtime.storage import STORAGE, storage
+from manygrad.runtime.storage import SPOILED, STORAGE, restore, storage
 from manygrad.tensor.engine import engine
 from manygrad.tensor.grad_mode import enable_grad
 from manygrad.tensor.storage import LIVE, is_stored
@@ -51,6 +52,11 @@ class Returned:
             found += getrefcount(b)
         return found
 
+    def restore(self) -> None:
+        """What was lost there is to be written anew."""
+        if self.node in SPOILED:
+            restore(self.node)
+
     def is_free(self, owners: Sequence[Owner]) -> bool:
         """Whether nobody refers to them, but for those whose gradients they are, and they are as they were made."""
         held = sum(t is not None and t._grad is self.tensors[k] for t, k in ((ref(), k) for ref, k in owners))
@@ -79,6 +85,7 @@ class ResultMemory:
         old = self.now
         if self.spare is not None and self.spare.is_free(self.owners):
             self.now = self.spare
+            self.now.restore()
         else:
             node = engine().new_buffer(old.node, old.node.arg.device)
             if None in self.moves:
@@ -98,6 +105,11 @@ class ResultMemory:
     def _copy_away(self, node: UOp) -> None:
         """The memory becomes that of `node`; what it holds lies elsewhere."""
         old = self.now
+        if old.node in SPOILED:
+            STORAGE[node] = SPOILED[old.node]
+            SPOILED.pop(old.node)
+            old.buffers = []
+            return
         found = STORAGE[old.node]
         STORAGE[node] = found
         if isinstance(found, Buffer):
@@ -152,6 +164,7 @@ class Results:
                 self.fixed.append((weakref.ref(t), g.uop))
         self.gradients.forget_tensors()
         self.build = _builder(out, at, own)
+        self.sites = current().faults.sites_of(b for item in items for b in item.buffers)
 
     def renew(self, mark: object) -> None:
         """Before a replay. `mark`: as in `TensorSet.newer`; what is made here is not new to it."""
@@ -160,11 +173,14 @@ class Results:
             if not s.is_free():
                 s.leave()
                 s.settle()
+            elif s.now.node in SPOILED:
+                s.now.restore()
             if s.owners:
                 s.give()
         for ref, u in self.fixed:
             if (t := ref()) is not None and (t._grad is None or t._grad.uop is not u):
                 t._grad = _as(t, u)
+        current().faults.note_replay(self.sites, [s.now.node for s in self.slots])
         if was_last:
             LIVE.newer(mark)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from manygrad.tensor.dtype import dtypes
+from manygrad.tensor.dtype import DType, accumulate_dtype, dtypes
 from manygrad.tensor.uop import Ops
 
 if TYPE_CHECKING:
@@ -46,21 +46,39 @@ class ArithmeticMixin:
 
     def addcmul(self: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: Any = 1) -> Tensor:
         """self + value · tensor1 · tensor2."""
-        product = tensor1 * tensor2
-        return self + (product if value == 1 else product * value)
+        x, (a, b), kind = _widened(self, tensor1, tensor2)
+        product = a * b
+        return _rounded(x + (product if value == 1 else product * value), kind)
 
     def addcdiv(self: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: Any = 1) -> Tensor:
         """self + value · tensor1 / tensor2."""
         if not (self.dtype.is_float or tensor1.dtype.is_float or tensor2.dtype.is_float):
             raise TypeError("addcdiv of integer tensors; cast one with .float() first, or use div(rounding_mode=...)")
-        return self + (tensor1 if value == 1 else tensor1 * value) / tensor2
+        x, (a, b), kind = _widened(self, tensor1, tensor2)
+        return _rounded(x + (a if value == 1 else a * value) / b, kind)
 
     def lerp(self: Tensor, end: Tensor, weight: Any) -> Tensor:
         """self + weight · (end − self), from the nearer end, so that weight 1 gives `end` exactly."""
-        gap = end - self
-        if not hasattr(weight, "uop"):
-            return self + weight * gap if abs(weight) < 0.5 else end - gap * (1 - weight)
-        return (weight.abs() < 0.5)._where(self + weight * gap, end - gap * (1 - weight))
+        x, (end, *weights), kind = _widened(self, end, *([weight] if hasattr(weight, "uop") else []))
+        gap = end - x
+        if not weights:
+            return _rounded(x + weight * gap if abs(weight) < 0.5 else end - gap * (1 - weight), kind)
+        (w,) = weights
+        return _rounded((w.abs() < 0.5)._where(x + w * gap, end - gap * (1 - w)), kind)
+
+
+def _widened(x: Tensor, *others: Tensor) -> tuple[Tensor, list[Tensor], DType | None]:
+    """Operands of a compound op in the type that it computes in, and the type to round to at the end, if any: a result
+    of a half type is rounded once, as PyTorch does."""
+    kind = x.dtype
+    if not kind.is_half or any(t.dtype is not kind for t in others):
+        return x, list(others), None
+    wide = accumulate_dtype(kind)
+    return x.cast(wide), [t.cast(wide) for t in others], kind
+
+
+def _rounded(x: Tensor, kind: DType | None) -> Tensor:
+    return x if kind is None else x.cast(kind)
 
 
 def _scaled(x: Tensor, other: Any, alpha: Any) -> Any:

@@ -117,6 +117,12 @@ class CreationMixin:
             return Tensor.arange(start, vmax(end), 1, dtype, device)._take(0, 0, end - start)
         if step == 0:
             raise ValueError("arange: step is 0")
+        if not (math.isfinite(start) and math.isfinite(end) and math.isfinite(step)):
+            raise ValueError(f"arange: from {start} to {end} in steps of {step} has no count; give finite numbers")
+        if (end - start) * step < 0:
+            raise ValueError(
+                f"arange: steps of {step} do not lead from {start} to {end}; change the step's sign, or swap the ends"
+            )
         whole = all(isinstance(v, int) for v in (start, end, step))
         kind = to_dtype(dtype) if dtype is not None else dtypes.int64 if whole else dtypes.default_float
         if kind is dtypes.int64 and not whole:  # as PyTorch does: of the numbers without their fractions
@@ -137,7 +143,14 @@ class CreationMixin:
 
         if steps < 0:
             raise ValueError(f"linspace: steps must not be negative, got {steps}")
-        t = Tensor.arange(steps, device=device).cast(dtypes.float64) * ((end - start) / max(steps - 1, 1)) + start
+        if not isinstance(steps, int):
+            raise TypeError(f"linspace: steps is a whole number, got {steps!r}")
+        if any(isinstance(v, Tensor) and v.ndim for v in (start, end)):
+            raise ValueError("linspace: start and end are numbers or tensors without dims")
+        first, last = (v.cast(dtypes.float64) if isinstance(v, Tensor) else v for v in (start, end))
+        i, step = Tensor.arange(steps, device=device).cast(dtypes.float64), (last - first) / max(steps - 1, 1)
+        # (from the nearer end, so that both are met exactly)
+        t = (i < steps // 2)._where(i * step + first, last - (steps - 1 - i) * step) if steps > 1 else i * 0 + first
         return t.cast(to_dtype(dtype) if dtype is not None else dtypes.default_float)
 
     @staticmethod

@@ -53,5 +53,6 @@ class ExpandingMixin:
             raise ValueError(f"sum_to_size: {want} does not broadcast to {self.shape}")
         kept = tuple(i + lead for i, w in enumerate(want) if _is_one(w) and not _is_one(self.shape[i + lead]))
         dims = (*range(lead), *kept)
-        kind = dtypes.int64 if self.dtype.is_bool else self.dtype
-        return (self.sum(dims, keepdim=True, dtype=kind) if dims else self.cast(kind)).reshape(want)
+        if not dims and want:  # (bools that are not added up stay bools; without dims they are summed, as in PyTorch)
+            return self.reshape(want)
+        return self.sum(dims, keepdim=True, dtype=dtypes.int64 if self.dtype.is_bool else self.dtype).reshape(want)

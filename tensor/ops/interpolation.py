@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from manygrad.tensor.dtype import dtypes
+from manygrad.tensor.dtype import accumulate_dtype, dtypes
 from manygrad.tensor.ops.adaptive_pooling import _adaptive_avg
 
 if TYPE_CHECKING:
@@ -241,8 +241,10 @@ def grid_sample(
     else:
         reach = range(-1, 3) if mode == "bicubic" else range(2)
         lows = [p.floor().detach() for p in places]
+        wide = accumulate_dtype(input.dtype)  # (places and weights are of the grid's type, as in PyTorch; sums wider)
         weights = [
-            _cubic_weights(p - low) if mode == "bicubic" else [1 - (p - low), p - low] for p, low in zip(places, lows)
+            [w.cast(wide) for w in (_cubic_weights(x) if mode == "bicubic" else [1 - x, x])]
+            for x in (p - low for p, low in zip(places, lows))
         ]
         corners: list[Any] = [([], [])]
         for i in range(n):
@@ -252,7 +254,7 @@ def grid_sample(
             weight = math.prod(ws[1:], start=ws[0])
             part = read(at) * weight.unsqueeze(1)
             total = part if total is None else total + part
-        out = total
+        out = total.cast(input.dtype)
     return out.reshape((*input.shape[:2], *outs))
 
 

@@ -129,6 +129,14 @@ def _of_rank(name: str, t: Tensor, rank: int) -> Tensor:
 
 
 def _plus(x: Tensor, product: Tensor, beta: Any, alpha: Any) -> Tensor:
+    if not (x.dtype.is_float or product.dtype.is_float):
+        for name, factor in (("beta", beta), ("alpha", alpha)):
+            if isinstance(factor, float):
+                raise TypeError(
+                    f"{name}={factor} for tensors of whole numbers; pass a whole one, or cast to a float type first"
+                )
+        if x.dtype.is_bool and product.dtype.is_bool:  # (factors say whether a term is there, as in PyTorch's addr)
+            beta, alpha = bool(beta), bool(alpha)
     scaled = product if alpha == 1 else product * alpha
     if beta == 0:  # (what x holds does not matter then, not even NaN)
         return without_slope(scaled._broadcast(broadcast_shape(x.shape, scaled.shape)), x)

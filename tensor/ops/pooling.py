@@ -327,8 +327,10 @@ def _avg_pool(
     w = _Windows(name, x, n, kernel, stride, padding, 1, ceil_mode)
     if divisor == 0:
         raise ValueError(f"{name}: divisor_override is 0")
-    total = w.of(x, 0.0).sum(tuple(range(-n, 0)))
+    total = w.of(x, 0.0 if x.dtype.is_float else 0).sum(tuple(range(-n, 0)))
     count = divisor if divisor is not None else w.divisors(x, include_pad)
+    if x.dtype.is_int:  # (whole numbers, towards zero, as in PyTorch)
+        return total.div(count, rounding_mode="trunc").cast(x.dtype)
     return total * (1.0 / count) if isinstance(count, int) else total / count.cast(total.dtype)
 
 

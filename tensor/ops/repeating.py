@@ -80,6 +80,8 @@ class RepeatingMixin:
         by, along = ((x,) if isinstance(x, int) else tuple(x) for x in (shifts, dims))
         if len(by) != len(along):
             raise ValueError(f"roll: {len(by)} shifts for {len(along)} dims")
+        if not self.ndim:
+            raise IndexError(f"roll: dims {along} of a tensor without dims; leave dims out")
         t = self
         for s, dim in zip(by, along):
             d = t._dim(dim)

@@ -19,6 +19,8 @@ class SlicingMixin:
             raise ValueError("narrow: a tensor without dims has nothing to cut")
         n = self.shape[d]
         if hasattr(start, "numpy"):
+            if not start.dtype.is_int:
+                raise TypeError(f"narrow: start is a whole number, not a {start.dtype.name} tensor")
             start = int(start.item())
         begin = start + n if isinstance(start, int) and start < 0 else start
         if isinstance(begin, int) and isinstance(n, int) and not (0 <= begin and 0 <= length and begin + length <= n):

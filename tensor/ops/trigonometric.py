@@ -40,6 +40,15 @@ ATAN_Q = (
     4.853903996359136964868e2,
     1.945506571482613964425e2,
 )
+# π / 2 in parts (the float64 ones are FDLIBM's); k times all but the last is exact for |x| up to the limit.
+HALF_PI_32, TAN_LIMIT_32 = (
+    (1.5703125, 4.837512969970703e-4, 7.549533620476723e-8, 2.5633440682570896e-12),
+    8192.0,
+)
+HALF_PI_64, TAN_LIMIT_64 = (
+    (1.57079632673412561417e00, 6.07710050630396597660e-11, 2.02226624879595063154e-21),
+    float(2**19),
+)
 
 
 def _asin_of_small(x: Tensor) -> Tensor:
@@ -61,7 +70,20 @@ class TrigonometricMixin:
 
     @elementary(lambda x: x.tan().square() + 1)
     def tan(self: Tensor) -> Tensor:
-        return self.sin() / self.cos()
+        """The tangent of the distance to the nearest multiple k of π / 2, which is subtracted in parts so short that k
+        times each is exact: sin / cos has the cosine's error near its zeros. Far out it is that quotient."""
+        limit, parts = (TAN_LIMIT_64, HALF_PI_64) if self.dtype is dtypes.float64 else (TAN_LIMIT_32, HALF_PI_32)
+        far = self.abs() > limit
+        near = far._where(0.0, self)
+        k = (near * (2 / math.pi)).round()
+        rest = near
+        for part in parts:
+            rest = rest - k * part
+        half = (rest * 0.5).sin()
+        sine, cosine = rest.sin(), 1 - 2 * (half * half)
+        odd = (k - (k * 0.5).floor() * 2).ne(0)
+        out = odd._where(-cosine, sine) / odd._where(sine, cosine)
+        return far._where(self.sin() / self.cos(), k.eq(0)._where(out.copysign(self), out))
 
     @elementary(lambda x: ((1 - x) * (1 + x)).rsqrt())
     def asin(self: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from manygrad.tensor.dtype import DType, accumulate_dtype, dtypes
+from manygrad.tensor.ops.broadcast import result_type
 from manygrad.tensor.ops.elementary import with_gradient
 from manygrad.tensor.ops.reduction import Dims
 from manygrad.tensor.uop import UOp
@@ -105,6 +106,8 @@ class VarianceMixin:
             if t is not None and not (t.dtype.is_int if kind == "integers" else t.dtype.is_float):
                 raise TypeError(f"cov: {name} are {kind}, not {t.dtype.name}")
         x = self._float().reshape(1, -1) if self.ndim < 2 else self._float()
+        if aweights is not None:
+            x = x.cast(result_type(x, aweights))
         n: Any = x.shape[1]
         w = fweights if aweights is None else aweights if fweights is None else fweights * aweights
         if w is not None and w.shape != (n,):

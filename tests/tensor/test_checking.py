@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from manygrad import Tensor, TinyJit, Variable, function
+from manygrad.errors import LostValue
 from manygrad.nn import functional as F
 from manygrad.runtime import faults
 from manygrad.runtime.current import current
@@ -109,6 +110,8 @@ def test_what_was_computed_with_it_has_no_value_afterwards_either() -> None:
     with pytest.raises(IndexError):
         unrelated.numpy()  # (told once, at the next read)
     assert unrelated[0].tolist() == [2, 4] and z.shape == (3, 2)
+    with pytest.raises(LostValue, match="has no value"):
+        z.numpy()
     w = table(N, 2).requires_grad_()
     with pytest.raises(IndexError):
         (stored := w[i].realize()).numpy()
@@ -157,8 +160,61 @@ def test_replayed_steps_are_told_when_one_reads() -> None:
         loss = step(ints(0, 1, 60 + k if k in (3, 4) else 2))  # (a few steps without reading)
     with pytest.raises(IndexError, match="cross_entropy: class 64 "):
         loss.item()
+    for _ in range(2):  # (the word does not say which of the unread losses it is about)
+        with pytest.raises(LostValue, match="class 64 is out of range.*computed with it and has no value"):
+            loss.item()
     want = F.cross_entropy(logits, ints(0, 1, 2)).item()
-    assert loss.item() == want and step(ints(0, 1, 2)).item() == want
+    for _ in range(3):
+        held, loss = loss, step(ints(0, 1, 2))
+        assert loss.item() == want
+    with pytest.raises(IndexError, match="class 70 "):
+        step(ints(0, 1, 70)).item()
+    assert held.item() == loss.item() == want and step(ints(0, 1, 2)).item() == want
+
+
+@pytest.mark.parametrize("replayed", [False, True])
+def test_every_value_that_stands_on_it_is_lost_and_no_other(replayed: bool) -> None:
+    t, bias = table(N), table(3)
+
+    def work(i: Tensor) -> tuple[Tensor, Tensor]:
+        x = t[i]
+        return x, x.sum() + 1
+
+    step = TinyJit(work) if replayed else work
+    for _ in range(3):
+        for r in step(ints(0, 1, 2)):
+            r.numpy()
+    x, total = step(ints(0, N, 2))
+    x.realize(total)
+    other = (bias * 2).realize()
+    y = (total * 3).realize()
+    view, lazy = x[:2], x + 1
+    passed = step(ints(0, 1, 2))[0].realize()  # of the same place, and unread
+    with pytest.raises(IndexError, match="index 6 "):
+        bias.numpy()
+    for _ in range(2):
+        for lost in (x, total, y, view, lazy, passed):
+            with pytest.raises(LostValue, match="index 6 is out of range.*computed with it and has no value"):
+                lost.numpy()
+    assert other.tolist() == [2, 4, 6] and bias.tolist() == [1, 2, 3]
+    assert [r.tolist() for r in step(ints(0, 1, 2))] == [[1, 2, 3], 7]
+    fine = step(ints(0, 1, 2))
+    fine[0].numpy()
+    with pytest.raises(IndexError, match="index 9 "):
+        step(ints(0, 9, 2))[0].numpy()
+    assert [r.tolist() for r in fine] == [[1, 2, 3], 7]  # it was known to be right
+
+
+def test_what_a_replay_makes_of_it_is_lost() -> None:
+    t, double = table(N), TinyJit(lambda x: (x * 2).realize())
+    for _ in range(3):
+        double(t[ints(1, 2)].realize()).numpy()
+    wrong = double(t[ints(1, N)].realize())
+    with pytest.raises(IndexError, match="index 6 "):
+        t.numpy()
+    with pytest.raises(LostValue, match="index 6 "):
+        wrong.numpy()
+    assert double(t[ints(1, 2)].realize()).tolist() == [4, 6]
 
 
 def test_the_line_of_each_use_of_equal_graphs() -> None:

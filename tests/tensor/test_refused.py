@@ -47,6 +47,16 @@ REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "uniform, low above high": (lambda: Tensor.uniform(2, low=1, high=0), ValueError, r"the range \[1, 0\) is empty"),
     "uniform of integers": (lambda: Tensor.uniform(2, high=1.5, dtype="int32"), ValueError, "pass whole numbers"),
     "manual_seed": (lambda: Tensor.manual_seed(2**64), ValueError, "the seed has 64 bits"),
+    "arange, the step's sign": (lambda: Tensor.arange(0, -3, 2), ValueError, "steps of 2 do not lead from 0 to -3"),
+    "arange to inf": (lambda: Tensor.arange(0, float("inf"), 2), ValueError, "has no count"),
+    "addr of bools": (
+        lambda: Tensor([True]).addr(Tensor([True]), Tensor([True]), beta=1.5), TypeError, "beta=1.5 for tensors of"),
+    "addmm of integers": (
+        lambda: Tensor([[1]]).addmm(Tensor([[1]]), Tensor([[1]]), alpha=0.5), TypeError, "alpha=0.5 for tensors"),
+    "linspace, steps": (lambda: Tensor.linspace(0, 3, 1.0), TypeError, "steps is a whole number, got 1.0"),
+    "linspace, ends": (lambda: Tensor.linspace(Tensor([0, 1]), 2, 3), ValueError, "tensors without dims"),
+    "narrow": (lambda: X4.narrow(0, Tensor(True), 1), TypeError, "start is a whole number, not a bool tensor"),
+    "roll of no dims": (lambda: Tensor(1.0).roll(1, 0), IndexError, "of a tensor without dims"),
     "eye": (lambda: Tensor.eye(-1), ValueError, "sizes are not negative, got -1"),
     "isclose": (lambda: X3.isclose(X3, rtol=-1.0), ValueError, "rtol and atol are not negative"),
     "cov, fweights": (lambda: X4[0, 0].cov(fweights=Tensor.ones(8)), TypeError, "fweights are integers, not float32"),

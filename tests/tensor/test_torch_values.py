@@ -49,15 +49,64 @@ VALUES: dict[str, tuple[Callable[[], Tensor], Any]] = {
     "bfloat16 pow": (
         lambda: Tensor([9.0, 3.0, 2.0]).bfloat16() ** Tensor([8.0, 4.0, 10.0]).bfloat16(), [42991616, 81, 1024]),
     "bfloat16 pow of a number": (lambda: 2 ** Tensor([8.0, 10.0]).bfloat16(), [256, 1024]),
+    "addcmul, rounded once": (
+        lambda: Tensor(-8.5).bfloat16().addcmul(Tensor(-1.765625).bfloat16(), Tensor(-4.3125).bfloat16()), -0.88671875),
+    "addcdiv, rounded once": (
+        lambda: Tensor(-8.5).bfloat16().addcdiv(Tensor(33.0).bfloat16(), Tensor(4.3125).bfloat16()), -0.84765625),
+    "grid_sample, bicubic, rounded once": (
+        lambda: F.grid_sample(
+            Tensor([[[[-1.0, 64.5], [0.25, -63.5]]]]).bfloat16(), Tensor([[[[0.0, 0.0]]]]).bfloat16(), "bicubic",
+            "border", True), [[[[0.0625]]]]),
+    "lerp, rounded once": (lambda: Tensor(0.5).bfloat16().lerp(Tensor(3.015625).bfloat16(), 0.3), 1.2578125),
     "float16 pow": (lambda: Tensor([2.0, 3.0]).half() ** Tensor([10.0, 4.0]).half(), [1024, 81]),
 }  # fmt: skip
 
 TYPES: dict[str, tuple[Callable[[], Tensor], str, Any]] = {
+    "addr of bools": (
+        lambda: Tensor([[True, False], [False, False]]).addr(
+            Tensor([True, False]), Tensor([False, True]), beta=3, alpha=2
+        ),
+        "bool",
+        [[True, True], [False, False]],
+    ),
+    "addr of bools, alpha=0": (
+        lambda: Tensor([True, False]).addr(Tensor([True, False]), Tensor([False, True]), alpha=0),
+        "bool",
+        [[True, False], [True, False]],
+    ),
+    "cov of bfloat16, float32 weights": (
+        lambda: Tensor([[1.0, 3.0]]).bfloat16().cov(aweights=Tensor([1.0, 1.0])),
+        "float32",
+        2.0,
+    ),
+    "cov of float32, float64 weights": (
+        lambda: Tensor([[1.0, 3.0]]).cov(aweights=Tensor([1.0, 1.0], dtype="float64")),
+        "float64",
+        2.0,
+    ),
     "arange(3.1, int64)": (lambda: Tensor.arange(3.1, dtype="int64"), "int64", [0, 1, 2]),
     "arange(1, 6.5, 1.5, int64)": (lambda: Tensor.arange(1, 6.5, 1.5, dtype="int64"), "int64", [1, 2, 3, 4, 5]),
     "arange(1, 6.5, 1.5, int32)": (lambda: Tensor.arange(1, 6.5, 1.5, dtype="int32"), "int32", [1, 2, 3, 4]),
+    "avg_pool1d of integers": (lambda: F.avg_pool1d(Tensor([[-7, 0, 4, 5]]), 2), "int64", [[-3, 4]]),
+    "avg_pool1d of integers, padded": (
+        lambda: F.avg_pool1d(Tensor([[-7, 0, 4]]), 2, padding=1, count_include_pad=False),
+        "int64",
+        [[-7, 2]],
+    ),
+    "avg_pool3d of integers": (
+        lambda: F.avg_pool3d(Tensor([[[[[1, 2], [3, 5]]]]]), (1, 2, 2), divisor_override=-2),
+        "int64",
+        [[[[[-5]]]]],
+    ),
     "sum of bools": (lambda: Tensor([True, True]).sum(), "int64", 2),
     "einsum of bools": (lambda: Tensor.einsum("ij->i", Tensor([[True, True], [True, False]])), "int64", [2, 1]),
+    "sum_to_size of bools to their own": (lambda: Tensor([True, False]).sum_to_size(2), "bool", [True, False]),
+    "linspace between tensors": (
+        lambda: Tensor.linspace(Tensor(49), Tensor(0), 50, dtype="float64"),
+        "float64",
+        [49.0 - i for i in range(50)],
+    ),
+    "linspace ends exactly": (lambda: Tensor.linspace(0.1, 0.7, 8, dtype="float64")[-1], "float64", 0.7),
     "sum_to_size of bools": (lambda: Tensor([[True, True], [True, False]]).sum_to_size(1, 2), "int64", [[2, 1]]),
     "where of Python's bools": (lambda: Tensor.where(Tensor([True, False]), True, False), "bool", [True, False]),
     "-1 of an unsigned type": (lambda: Tensor(-1, dtype="uint8"), "uint8", 255),
@@ -77,6 +126,18 @@ def test_values(name: str) -> None:
 def test_types(name: str) -> None:
     call, kind, want = TYPES[name]
     assert (call().dtype.name, call().tolist()) == (kind, want)
+
+
+@pytest.mark.parametrize("kind", ["float32", "float64"])
+def test_tan_near_its_zeros_and_poles(kind: str) -> None:
+    k = np.arange(-600, 600)
+    x = np.concatenate([k * (np.pi / 2), k * 0.77, [0.0, -0.0, 1e-30, 8191.0, 9000.0]]).astype(kind)
+    want = np.tan(x.astype(np.longdouble))
+    got = Tensor(x).tan().numpy()
+    near = np.abs(x) < 8192
+    np.testing.assert_allclose(got[near], want[near], rtol=4 * np.finfo(kind).eps, atol=0)
+    np.testing.assert_allclose(got[~near], want[~near], rtol=1e-5)
+    assert np.array_equal(np.signbit(got), np.signbit(want))
 
 
 def test_assign_takes_arrays() -> None:
