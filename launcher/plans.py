@@ -36,7 +36,12 @@ def check_plan(channel: Channel, hash: int, description: str, outline: str = "")
     n = channel.plans_made
     packed = pack(outline, MAX_TEXT)
     channel.send(
-        "plan", n=n, hash=str(int(hash)), description=str(description), collectives=channel.entered()[0], outline=packed
+        "planned",
+        n=n,
+        hash=str(int(hash)),
+        description=str(description),
+        collectives=channel.entered()[0],
+        outline=packed,
     )
     deadline_s = float(REGISTRY["COLLECTIVE_TIMEOUT_S"].value)
     return lambda: channel.wait(

@@ -15,7 +15,7 @@ from manygrad.errors import LaunchAborted
 from manygrad.launcher.channel import Channel
 from manygrad.launcher.control import ControlServer
 from manygrad.launcher.link import HEAD, SUSPENDED_S, WINDOW, Broken, Clock, Session, Silence
-from manygrad.launcher.messages import Event, Finished, Plan, Progress, Stopping
+from manygrad.launcher.messages import Event, Finished, Planned, Progress, Stopping
 from manygrad.tensor.threads import Threads
 from tests.proxy import Proxy
 
@@ -121,7 +121,7 @@ def test_the_channel_outlives_silence_and_broken_connections(monkeypatch: pytest
             events_until(server, Progress)
         events = []
         for n in range(1, 30):
-            channel.send("plan", n=n, hash="5", description="a", collectives=0)
+            channel.send("planned", n=n, hash="5", description="a", collectives=0)
             if n % 3 == 0:
                 proxy.cut()
             events += server.receive(0.02)
@@ -129,7 +129,7 @@ def test_the_channel_outlives_silence_and_broken_connections(monkeypatch: pytest
             server.beat()
         channel.send("finished", collectives=1, collective="b")
         events += events_until(server, Finished)
-        assert [e.n for e in events if isinstance(e, Plan)] == list(range(1, 30))
+        assert [e.n for e in events if isinstance(e, Planned)] == list(range(1, 30))
         assert channel.abort_reason is None
         until = time.monotonic() + 10
         while channel.plans_agreed < 29:
