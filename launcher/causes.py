@@ -9,7 +9,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Container, Sequence
 
-from .messages import Event, Exited, Failed, Plan
+from .messages import Event, Exited, Failed, Planned
 from .ranks import Failure, Rank, State, ranks_text, signal_name
 
 QUIET_S = 3.0  # a rank that missed so many seconds of heartbeats may be what another waits for
@@ -118,7 +118,7 @@ def unheard(absent_s: float, silent_s: float) -> Failure:
 def unfit(rank: Rank, event: Event, why: str) -> Failure:
     """Failure of a rank whose state leaves no room for the event, which is `why`."""
     what = type(event).__name__
-    if isinstance(event, Plan) and rank.state is State.FINISHED:
+    if isinstance(event, Planned) and rank.state is State.FINISHED:
         title = (
             f"it makes plan {event.n} ({event.description}) after its script, its threads and its exit handlers have "
             "ended: a daemon thread does, for which nobody waits; let the script join it"

@@ -72,7 +72,7 @@ class Progress(Event):
 
 
 @dataclass(frozen=True)
-class Plan(Event):
+class Planned(Event):
     """The rank made its `n`-th communication plan (counted from 1) and waits for the others to make the same.
 
     `collectives`: how many it has entered before. `outline`: its graph in words, packed (`compare.py`).
@@ -180,7 +180,7 @@ class Tick:
     """Made by the driver: time has passed."""
 
 
-WORKER_EVENTS = {c.__name__.lower(): c for c in (Hello, Started, Progress, Plan, Values, Failed, Stopping, Finished)}
+WORKER_EVENTS = {c.__name__.lower(): c for c in (Hello, Started, Progress, Planned, Values, Failed, Stopping, Finished)}
 AGENT_EVENTS = {c.__name__.lower(): c for c in (Spawned, AgentBeat, Output, Exited, Closed)}
 _ACCEPTED: dict[str, tuple[type, ...]] = {
     "int": (int,),

@@ -39,7 +39,7 @@ def check_plan(
     n = epoch.plans_made
     channel.send_in(
         epoch,
-        "plan",
+        "planned",
         n=n,
         hash=str(int(hash)),
         description=str(description),

@@ -19,7 +19,6 @@ LINES, METHODS, ATTRIBUTES = 80, 25, 15
 TWICE = {
     "Buffer": "PyTorch's name for a buffer of a module, and the memory of a device",
     "Context": "PyTorch's argument of Function.forward, and tinygrad's settings for a block of code",
-    **dict.fromkeys(("Plan", "Rule"), "of the schedule, and of who runs what it made"),
 }
 # circles of imports, by a module of each: how many modules it has at most
 CIRCLES = {

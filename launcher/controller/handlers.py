@@ -21,7 +21,7 @@ from ..messages import (
     Finished,
     Hello,
     Interrupt,
-    Plan,
+    Planned,
     Progress,
     Spawned,
     Started,
@@ -78,7 +78,7 @@ def progress(run: RunState, rank: Rank, event: Progress, now: float) -> None:
             run.orders.warn(warning)
 
 
-def plan(run: RunState, rank: Rank, event: Plan, now: float) -> None:
+def plan(run: RunState, rank: Rank, event: Planned, now: float) -> None:
     """Ranks go on when all have made the same plan."""
     if run.root is not None:
         return

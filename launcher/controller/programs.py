@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from .. import compare
 from ..causes import Difference, finished_early, left_alone, left_by_peer
-from ..messages import Finished, Plan, Progress, Values
+from ..messages import Finished, Planned, Progress, Values
 from ..ranks import Rank
 
 APART_STEPS = 100  # of every rank without any communication: worth a warning
@@ -17,7 +17,7 @@ class Programs:
 
     def __init__(self, ranks: Sequence[Rank]) -> None:
         self.ranks = ranks
-        self.open_plans: dict[int, Plan] = {}
+        self.open_plans: dict[int, Planned] = {}
         self.values = compare.Comparisons(len(ranks))
         self.warned = False
 
@@ -27,7 +27,7 @@ class Programs:
             rank.collectives, rank.collective = event.collectives, event.collective
         rank.bytes_sent, rank.collective_ms, rank.waited_ms = event.bytes_sent, event.collective_ms, event.waited_ms
 
-    def plan(self, rank: Rank, event: Plan, now: float) -> Difference | None:
+    def plan(self, rank: Rank, event: Planned, now: float) -> Difference | None:
         """The rank has come to its next plan; says how it differs from another rank's."""
         rank.plans, rank.plan_text, rank.stands_since = event.n, event.description, now
         rank.collectives = max(rank.collectives, event.collectives)

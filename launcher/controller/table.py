@@ -21,7 +21,7 @@ from ..messages import (
     Hello,
     Interrupt,
     Output,
-    Plan,
+    Planned,
     Progress,
     Spawned,
     Started,
@@ -36,8 +36,8 @@ from .run_state import RunState
 Kind = type[Event]
 Handler = Callable[[RunState, Rank, Any, float], None]
 KINDS: tuple[Kind, ...] = (
-    Spawned, Hello, Started, Progress, Plan, Values, Finished, Failed, Stopping, AgentBeat, Exited, Closed, AgentLost,
-    Output,
+    Spawned, Hello, Started, Progress, Planned, Values, Finished, Failed, Stopping, AgentBeat, Exited, Closed,
+    AgentLost, Output,
 )  # fmt: skip
 
 WAITING, SPAWNED, JOINED, CONNECTING, RUNNING, FINISHED, FAILED, EXITED = State
@@ -59,7 +59,7 @@ FITS: Rows = {
     **_in((JOINED, CONNECTING, RUNNING, FINISHED, FAILED), Spawned, h.spawned),
     **_in((WAITING, SPAWNED), Hello, h.joined, after=JOINED),
     (CONNECTING, Started): (RUNNING, h.started),
-    (RUNNING, Plan): (RUNNING, h.plan),
+    (RUNNING, Planned): (RUNNING, h.plan),
     (RUNNING, Values): (RUNNING, h.values),
     (RUNNING, Finished): (FINISHED, h.finished),
     **_in(NOT_ENDED, Progress, h.progress),
@@ -86,10 +86,10 @@ UNFIT: dict[tuple[State, Kind], str] = {
     **_not_in((JOINED, CONNECTING, RUNNING, FINISHED), "it has joined before", Hello),
     **_not_in((WAITING, SPAWNED, JOINED), "it has not got the cards of all ranks", Started),
     **_not_in((RUNNING, FINISHED), "it has started before", Started),
-    **_not_in(BEFORE_RUNNING, "its script does not run", Plan, Values, Finished),
-    **_not_in((FINISHED,), "its script, its threads and its exit handlers have ended", Plan, Values, Finished),
-    **_not_in((FAILED,), "its script has failed", Hello, Started, Progress, Plan, Values, Finished, Failed, Stopping),
-    **_not_in((EXITED,), "its process has ended", Spawned, Hello, Started, Progress, Plan, Values, Finished, Stopping),
+    **_not_in(BEFORE_RUNNING, "its script does not run", Planned, Values, Finished),
+    **_not_in((FINISHED,), "its script, its threads and its exit handlers have ended", Planned, Values, Finished),
+    **_not_in((FAILED,), "its script failed", Hello, Started, Progress, Planned, Values, Finished, Failed, Stopping),
+    **_not_in((EXITED,), "its process ended", Spawned, Hello, Started, Progress, Planned, Values, Finished, Stopping),
     **_not_in((EXITED,), "it has ended before", Exited),
     **_not_in((*NOT_ENDED, FAILED), "its process has not ended", Closed),
     **_not_in(tuple(State), "output goes to the logs", Output),

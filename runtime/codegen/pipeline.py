@@ -78,11 +78,8 @@ def rendered(prepared: Prepared, render: Callable[[LoweredProgram], str]) -> str
 
 def prepare(ast: UOp, machine: Machine, opts: tuple[Opt, ...] | None = None, simplify: bool = True) -> Prepared:
     """The rewritten kernel with `opts`, or those chosen for it. Raises ValueError for `opts` that it cannot take."""
-    kernel, name = rewrite(ast, machine if FLOAT32_PARTS else without_parts(machine), simplify), kernel_name(ast)
-    taken, choice = _taken(kernel, machine, opts)
-    if not takes_parts(kernel.ast, taken):
-        kernel = rewrite(ast, without_parts(machine), simplify)
-        taken, choice = _taken(kernel, machine, opts)
+    name = kernel_name(ast)
+    kernel, taken, choice = _chosen(ast, machine, opts, simplify)
     if choice is not None and DEBUG >= 4:
         print(f"{name}, by runtime/codegen/choose:\n{choice.explained()}")
     reason = legal(signature(kernel.ast), taken) or beyond(machine, kernel.ast, taken)
@@ -96,12 +93,23 @@ def prepare(ast: UOp, machine: Machine, opts: tuple[Opt, ...] | None = None, sim
     return Prepared(name, kernel.ast, taken)
 
 
-def _taken(kernel: Legalized, machine: Machine, opts: tuple[Opt, ...] | None) -> tuple[tuple[Opt, ...], Choice | None]:
-    """The Opts of a kernel, and how they were chosen where they are not given."""
-    if opts is not None or NOOPT:
-        return plain(kernel.ast) if opts is None else opts, None
-    choice = decide(Facts(kernel.ast, machine, kernel.written))
-    return choice.opts, choice
+def _chosen(
+    ast: UOp, machine: Machine, opts: tuple[Opt, ...] | None = None, simplify: bool = True
+) -> tuple[Legalized, tuple[Opt, ...], Choice | None]:
+    """The rewritten kernel, its Opts, and how they were chosen where they are not given.
+
+    Only a matrix unit multiplies float32 in parts. Whether Opts use one is known once the kernel is rewritten, so one
+    with such products whose Opts do not is rewritten again without them.
+    """
+    for to in (machine, without_parts(machine)) if FLOAT32_PARTS else (without_parts(machine),):
+        kernel, choice = rewrite(ast, to, simplify), None
+        taken = plain(kernel.ast) if opts is None else opts
+        if opts is None and not NOOPT:
+            choice = decide(Facts(kernel.ast, to, kernel.written))
+            taken = choice.opts
+        if takes_parts(kernel.ast, taken):
+            break
+    return kernel, taken, choice
 
 
 def takes_parts(ast: UOp, opts: tuple[Opt, ...]) -> bool:
@@ -132,8 +140,5 @@ def beyond(machine: Machine, ast: UOp, opts: tuple[Opt, ...]) -> str | None:
 
 def explain(ast: UOp, machine: Machine) -> str:
     """Which decision gives which Opt of a kernel, a line each (DEBUG=4 prints it for every kernel)."""
-    kernel = rewrite(ast, machine if FLOAT32_PARTS else without_parts(machine))
-    choice = decide(Facts(kernel.ast, machine, kernel.written))
-    if takes_parts(kernel.ast, choice.opts):
-        return choice.explained()
-    return explain(ast, without_parts(machine))
+    choice = _chosen(ast, machine)[2]
+    return "as written (NOOPT=1)" if choice is None else choice.explained()

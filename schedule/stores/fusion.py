@@ -28,7 +28,7 @@ EFFECTS = frozenset({Ops.STORE, Ops.CALL})
 NOT_FUSED = EFFECTS | {Ops.SINK, Ops.MSTACK, Ops.CONTIGUOUS}  # no kernel goes through these
 
 
-class Rule(NamedTuple):
+class OpRule(NamedTuple):
     """At a node of `ops`, each value that `values` gives is stored in the `way`, before the next is asked for."""
 
     name: str
@@ -77,7 +77,7 @@ def decide_stores(order: list[UOp]) -> dict[UOp, StoredValue]:
     return fused.stored
 
 
-def _apply(rules: Iterable[Rule], u: UOp, fused: Fused) -> None:
+def _apply(rules: Iterable[OpRule], u: UOp, fused: Fused) -> None:
     for rule in rules:
         for value in rule.values(u, fused):
             rule.way(fused, value, StoredValue(rule.name, u))
@@ -228,27 +228,27 @@ def _only(*ops: Ops) -> frozenset[Ops]:
 
 
 RULES = (
-    Rule("contiguous", "asked for, or what a copy or a collective is to read",
-         _only(Ops.CONTIGUOUS), asked_for, Fused.store),
-    Rule("row under a sum in blocks", "the sum's loops would make the row's reduction again and again",
-         TRANSPARENT, rows_in_blocks, Fused.store_parts),
-    Rule("row under other loops", "loops that do not run over just the row would make its reduction again and again",
-         GroupOp.ELEMENTWISE | GroupOp.MOVEMENT | _only(Ops.GATHER), rows_elsewhere, Fused.store),
-    Rule("smaller contraction", "each contraction has loops and tiles of its own",
-         GroupOp.ELEMENTWISE, smaller_contractions, Fused.store_below),
-    Rule("reduction of a reduction", "each step of the outer one would make the inner one again",
-         _only(Ops.REDUCE), reduction_below, Fused.store_parts),
-    Rule("broadcast reduction", "each element that it is broadcast to would reduce again",
-         _only(Ops.EXPAND), broadcast_reduction, Fused.store_below),
-    Rule("broadcast work", "each element that it is broadcast to would compute it again",
-         _only(Ops.EXPAND), broadcast_work, Fused.store_below),
-    Rule("padded reduction", "loops over the zeros around it would reduce for nothing",
-         _only(Ops.PAD), reduction_in_it, Fused.store_below),
-    Rule("gathered reduction", "each element that is picked would reduce again",
-         _only(Ops.GATHER), reduction_in_it, Fused.store_below),
-    Rule("gathered work", "an element may be picked many times", _only(Ops.GATHER), gathered_work, Fused.store_below),
-    Rule("index of a gather", "an index is computed for each element that is picked with it",
-         _only(Ops.GATHER), index_work, Fused.store_below),
+    OpRule("contiguous", "asked for, or what a copy or a collective is to read",
+           _only(Ops.CONTIGUOUS), asked_for, Fused.store),
+    OpRule("row under a sum in blocks", "the sum's loops would make the row's reduction again and again",
+           TRANSPARENT, rows_in_blocks, Fused.store_parts),
+    OpRule("row under other loops", "loops that do not run over just the row would make its reduction again and again",
+           GroupOp.ELEMENTWISE | GroupOp.MOVEMENT | _only(Ops.GATHER), rows_elsewhere, Fused.store),
+    OpRule("smaller contraction", "each contraction has loops and tiles of its own",
+           GroupOp.ELEMENTWISE, smaller_contractions, Fused.store_below),
+    OpRule("reduction of a reduction", "each step of the outer one would make the inner one again",
+           _only(Ops.REDUCE), reduction_below, Fused.store_parts),
+    OpRule("broadcast reduction", "each element that it is broadcast to would reduce again",
+           _only(Ops.EXPAND), broadcast_reduction, Fused.store_below),
+    OpRule("broadcast work", "each element that it is broadcast to would compute it again",
+           _only(Ops.EXPAND), broadcast_work, Fused.store_below),
+    OpRule("padded reduction", "loops over the zeros around it would reduce for nothing",
+           _only(Ops.PAD), reduction_in_it, Fused.store_below),
+    OpRule("gathered reduction", "each element that is picked would reduce again",
+           _only(Ops.GATHER), reduction_in_it, Fused.store_below),
+    OpRule("gathered work", "an element may be picked many times", _only(Ops.GATHER), gathered_work, Fused.store_below),
+    OpRule("index of a gather", "an index is computed for each element that is picked with it",
+           _only(Ops.GATHER), index_work, Fused.store_below),
 )  # fmt: skip
 
 RULES_OF = {op: tuple(r for r in RULES if op in r.ops) for op in {op for r in RULES for op in r.ops}}
@@ -267,9 +267,9 @@ def still_too_deep(u: UOp, fused: Fused) -> Iterable[UOp]:
 
 
 LIMITS = (
-    Rule("large kernel", f"a kernel reads at most {MAX_LEAVES} buffers and nests at most {MAX_DEPTH} ops",
-         _only(), large_sources, Fused.store_below),
-    Rule("deep kernel", f"a kernel nests at most {MAX_DEPTH} ops", _only(), still_too_deep, Fused.store),
+    OpRule("large kernel", f"a kernel reads at most {MAX_LEAVES} buffers and nests at most {MAX_DEPTH} ops",
+           _only(), large_sources, Fused.store_below),
+    OpRule("deep kernel", f"a kernel nests at most {MAX_DEPTH} ops", _only(), still_too_deep, Fused.store),
 )  # fmt: skip
 
 

@@ -26,7 +26,7 @@ from manygrad.launcher.messages import (
     Hello,
     Interrupt,
     Output,
-    Plan,
+    Planned,
     Progress,
     Spawned,
     Started,
@@ -66,9 +66,9 @@ def test_a_good_run() -> None:
     c.handle(hello(1), 0.0)
     (cards,) = sent(c.handle(hello(0), 0.0), "cards")
     assert cards.content == {"cards": [{"rank": 0}, {"rank": 1}], "master": ["127.0.0.1", 5000]}
-    events: list[Event] = [Started(0), Started(1), Plan(0, 1, "5", "a")]
+    events: list[Event] = [Started(0), Started(1), Planned(0, 1, "5", "a")]
     assert [i for e in events for i in c.handle(e, 0.1)] == []
-    assert sent(c.handle(Plan(1, 1, "5", "a"), 0.1), "plan_ok")[0].content == {"n": 1}
+    assert sent(c.handle(Planned(1, 1, "5", "a"), 0.1), "plan_ok")[0].content == {"n": 1}
     c.handle(Finished(1), 0.2)
     assert sent(c.handle(Finished(0), 0.2), "release")
     events = [Exited(0, 0), Closed(0), Exited(1, 0)]
@@ -112,8 +112,8 @@ def test_last_words_that_come_after_the_exit() -> None:
 
 def test_plans_differ() -> None:
     c = running(3)
-    c.handle(Plan(2, 1, "5", "all-reduce (4,) at a.py:1"), 1.0)
-    (abort,) = sent(c.handle(Plan(0, 1, "6", "all-reduce (5,) at a.py:2"), 1.1), "abort")
+    c.handle(Planned(2, 1, "5", "all-reduce (4,) at a.py:1"), 1.0)
+    (abort,) = sent(c.handle(Planned(0, 1, "6", "all-reduce (5,) at a.py:2"), 1.1), "abort")
     assert abort.ranks == (0, 1, 2) and abort.content["kind"] == "plan"
     assert (
         "rank 2: all-reduce (4,) at a.py:1" in abort.content["reason"]
@@ -122,7 +122,7 @@ def test_plans_differ() -> None:
 
 
 LEFT_ALONE: list[tuple[Event, str]] = [
-    (Plan(1, 1, "6", "all-reduce (5,) at a.py:2", 7), "rank 1: plan 1, all-reduce (5,) at a.py:2"),
+    (Planned(1, 1, "6", "all-reduce (5,) at a.py:2", 7), "rank 1: plan 1, all-reduce (5,) at a.py:2"),
     (Finished(1, 7, "all-reduce (4,) at a.py:1"), "rank 1: the end of the script, the last all-reduce (4,) at a.py:1"),
 ]
 
@@ -144,11 +144,11 @@ def test_a_rank_that_is_only_slower_is_waited_for() -> None:
     events: list[Event] = [
         Progress(0, 3, 0, 99, 8, "a"),
         Progress(1, 2, 0, 99, 5, "a"),
-        Plan(0, 1, "5", "b", 8),
+        Planned(0, 1, "5", "b", 8),
         Progress(1, 3, 0, 99, 8, "a"),
     ]
     assert [i for e in events for i in c.handle(e, 1.0)] == []
-    assert sent(c.handle(Plan(1, 1, "5", "b", 8), 1.1), "plan_ok")
+    assert sent(c.handle(Planned(1, 1, "5", "b", 8), 1.1), "plan_ok")
     events = [
         Progress(0, 4, 1, 99, 9, "b"),
         Progress(1, 3, 1, 99, 8, "a"),
@@ -162,7 +162,7 @@ def test_a_rank_that_is_only_slower_is_waited_for() -> None:
 @pytest.mark.parametrize("finished_first", [True, False])
 def test_a_rank_finishes_while_others_wait_in_a_plan(finished_first: bool) -> None:
     c = running(2)
-    events: list[Event] = [Finished(1), Plan(0, 1, "5", "all-reduce at train.py:31")]
+    events: list[Event] = [Finished(1), Planned(0, 1, "5", "all-reduce at train.py:31")]
     out = [i for e in (events if finished_first else events[::-1]) for i in c.handle(e, 1.0)]
     (abort,) = sent(out, "abort")
     assert (
@@ -175,7 +175,7 @@ def test_a_rank_finishes_while_others_wait_in_a_plan(finished_first: bool) -> No
 def test_a_rank_waits_for_one_of_its_group_that_will_not_come(finished: bool) -> None:
     """It finished, or waits in a plan of all ranks; collectives of groups are not counted."""
     c = running(3)
-    other = Finished(2) if finished else Plan(2, 1, "ab", "a sum at t.py:9")
+    other = Finished(2) if finished else Planned(2, 1, "ab", "a sum at t.py:9")
     waits = {"waits_for": 2, "waits_in": "all_reduce over 2 devices at t.py:5"}
     assert c.handle(other, 10.0) is not None and c.root is None
     for now, ms in ((11.0, 9_000), (14.9, 12_900), (16.0, 1_000)):  # what it sent may still be on its way
@@ -239,7 +239,7 @@ def test_an_interrupt_goes_to_scripts_that_handle_it(ending: str) -> None:
 def test_what_fits_no_state_is_an_error_that_is_shown() -> None:
     c = running(2)
     c.handle(Finished(1), 1.0)
-    out = c.handle(Plan(1, 1, "1", "all_reduce at train.py:9"), 1.1)
+    out = c.handle(Planned(1, 1, "1", "all_reduce at train.py:9"), 1.1)
     assert sent(out, "abort") and c.root is not None and c.root.rank == 1 and c.exit_code == 1
     assert "makes plan 1 (all_reduce at train.py:9) after its script, its threads" in c.root.title
     c = running(2)
@@ -251,7 +251,7 @@ def test_what_comes_when_all_may_go_is_late() -> None:
     c = running(2)
     c.handle(Finished(1), 1.0)
     assert sent(c.handle(Finished(0), 1.0), "release")
-    for event in (Plan(1, 1, "1", "p"), Exited(1, 0), Progress(1, None, 0, 0), Exited(0, 0), Closed(0), Closed(1)):
+    for event in (Planned(1, 1, "1", "p"), Exited(1, 0), Progress(1, None, 0, 0), Exited(0, 0), Closed(0), Closed(1)):
         c.handle(event, 1.1)
     assert c.done and c.exit_code == 0
 
@@ -262,7 +262,7 @@ Spawned    spawned  -        joined  connecting  running   finished  failed  -
 Hello      joined   joined   -       -           -         -         -       -
 Started    -        -        -       running     -         -         -       -
 Progress   waiting  spawned  joined  connecting  running   finished  -       -
-Plan       -        -        -       -           running   -         -       -
+Planned    -        -        -       -           running   -         -       -
 Values     -        -        -       -           running   -         -       -
 Finished   -        -        -       -           finished  -         -       -
 Failed     failed   failed   failed  failed      failed    failed    -       exited
@@ -295,7 +295,7 @@ def test_the_story_of_a_rank() -> None:
         c.handle(Progress(1, t, 0, 0, t, "all_reduce", "a.py:9 in f"), float(t))
         c.handle(AgentBeat(1, "R", 100 * t), float(t))
     c.handle(failed(1), 12.5)
-    c.handle(Plan(1, 1, "1", "p"), 12.6)
+    c.handle(Planned(1, 1, "1", "p"), 12.6)
     c.handle(Exited(1, 1), 12.7)
     assert c.story(1) == [
         "0.00 s  Spawned: waiting -> spawned (pid 101 on h)",
@@ -305,18 +305,20 @@ def test_the_story_of_a_rank() -> None:
         "1.00-12.00 s  12 Progress (step 12, 0 plans, 12 collectives, at a.py:9 in f)",
         "1.00-12.00 s  12 AgentBeat (process R, 1200 ms of CPU)",
         "12.50 s  Failed: running -> failed (ValueError: bad, at t.py:3 in f)",
-        "12.60 s  Plan: late in failed (plan 1, p)",
+        "12.60 s  Planned: late in failed (plan 1, p)",
         "12.70 s  Exited: failed -> exited (code 1)",
     ]
     assert c.story(0)[-1] == "12.50 s  told abort"
     shown = report.render(c, ["log0", "log1"], "train.py")
     assert "\nLast events of rank 1:\n  0.20 s  Started: connecting -> running\n  1.00-12.00 s  12 Progress" in shown
-    assert "12.60 s  Plan: late in failed (plan 1, p)\n  12.70 s  Exited: failed -> exited (code 1)\n\nNext:" in shown
+    assert (
+        "12.60 s  Planned: late in failed (plan 1, p)\n  12.70 s  Exited: failed -> exited (code 1)\n\nNext:" in shown
+    )
     kept = report.as_dict(c, ["log0", "log1"])
     assert kept["ranks"][1]["story"] == c.story(1) and kept["ignored_events"] == 1
     assert kept["events"][-3:] == [
         "12.50 s  rank 0: told abort",
-        "12.60 s  rank 1: Plan: late in failed (plan 1, p)",
+        "12.60 s  rank 1: Planned: late in failed (plan 1, p)",
         "12.70 s  rank 1: Exited: failed -> exited (code 1)",
     ]
 
@@ -362,7 +364,7 @@ def any_event(draw: st.DrawFn, n: int) -> Event | Interrupt | Tick:
             r, draw(st.none() | st.integers(0, 200)), draw(count), draw(count), draw(count), "c",
             takes_interrupt=draw(st.booleans()), waits_for=draw(st.integers(-1, n)), waits_ms=draw(count) * 3000,
         ),
-        Plan: lambda: Plan(
+        Planned: lambda: Planned(
             r, draw(count), draw(st.sampled_from("112")), "p", draw(count), draw(st.sampled_from(["", "?"]))
         ),
         Values: lambda: Values(r, draw(st.sampled_from("ab")), draw(st.sampled_from(["0\t1\tx", "0\t2\tx", "?"]))),
@@ -492,7 +494,7 @@ def test_every_run_ends_and_the_first_failure_is_the_root(
                 "spawn": Spawned(r, 1, "h"),
                 "hello": hello(r),
                 "start": Started(r),
-                "plan": Plan(r, plans[r], "1", "p"),
+                "plan": Planned(r, plans[r], "1", "p"),
                 "ok": Finished(r),
                 "raise": failed(r),
                 "kill": Exited(r, -9),
@@ -556,7 +558,7 @@ def test_a_rank_that_another_has_lost_is_the_cause() -> None:
 def test_a_rank_that_did_not_make_a_plan_is_the_cause() -> None:
     c = running(3)
     for r in (0, 2):
-        c.handle(Plan(r, 1, "5", "all-reduce at a.py:1"), 1.0)
+        c.handle(Planned(r, 1, "5", "all-reduce at a.py:1"), 1.0)
     c.handle(timed_out(2, "plan"), 61.0)
     assert c.root is not None and c.root.rank == 1 and "did not come to plan 1 (all-reduce at a.py:1)" in c.root.title
 

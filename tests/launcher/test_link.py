@@ -16,7 +16,7 @@ from manygrad.errors import LaunchAborted
 from manygrad.launcher.channel import Channel
 from manygrad.launcher.control import ControlServer
 from manygrad.launcher.link import HEAD, SUSPENDED_S, WINDOW, Broken, Clock, Conversation, Silence
-from manygrad.launcher.messages import Event, Finished, Plan, Progress, Stopping, Values
+from manygrad.launcher.messages import Event, Finished, Planned, Progress, Stopping, Values
 from manygrad.launcher.plans import hooks_over
 from manygrad.tensor.threads import Threads
 from tests.proxy import Proxy
@@ -158,7 +158,7 @@ def test_the_channel_outlives_silence_and_broken_connections(monkeypatch: pytest
             events_until(server, Progress)
         events = []
         for n in range(1, 30):
-            channel.send("plan", n=n, hash="5", description="a", collectives=0)
+            channel.send("planned", n=n, hash="5", description="a", collectives=0)
             if n % 3 == 0:
                 proxy.cut()
             events += server.receive(0.02)
@@ -166,7 +166,7 @@ def test_the_channel_outlives_silence_and_broken_connections(monkeypatch: pytest
             server.beat()
         channel.send("finished", collectives=1, collective="b")
         events += events_until(server, Finished)
-        assert [e.n for e in events if isinstance(e, Plan)] == list(range(1, 30))
+        assert [e.n for e in events if isinstance(e, Planned)] == list(range(1, 30))
         assert channel.epoch.abort_reason is None
         until = time.monotonic() + 10
         while channel.epoch.plans_agreed < 29:
@@ -195,7 +195,7 @@ def test_two_epochs_through_one_channel() -> None:
         first = hooks_over(channel)
         for n in (1, 2):
             agreed = first.make_plan(5, f"plan {n} of epoch 0", "")
-            (plan,) = (e for e in events_until(server, Plan) if isinstance(e, Plan))
+            (plan,) = (e for e in events_until(server, Plan) if isinstance(e, Planned))
             assert plan.n == n
             if n == 1:
                 server.send("worker", [0], "plan_ok", n=1)
@@ -221,7 +221,7 @@ def test_two_epochs_through_one_channel() -> None:
         hooks_over(channel).make_plan(6, "plan 1 of epoch 1", "")()
         channel.send("finished", collectives=1, collective="b")
         events = events_until(server, Finished)
-        assert [(e.n, e.description) for e in events if isinstance(e, Plan)] == [(1, "plan 1 of epoch 1")]
+        assert [(e.n, e.description) for e in events if isinstance(e, Planned)] == [(1, "plan 1 of epoch 1")]
         assert not any(isinstance(e, Values) for e in events) and server.rejected == 0
         assert [e.plans for e in events if isinstance(e, Progress)][-1:] in ([0], [1], [])
         with pytest.raises(ValueError, match="epoch 1 cannot follow epoch 1"):

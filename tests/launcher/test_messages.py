@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from manygrad.errors import LaunchError, ProtocolError
-from manygrad.launcher.messages import MAX_TEXT, Exited, Failed, Plan, encode, parse
+from manygrad.launcher.messages import MAX_TEXT, Exited, Failed, Planned, encode, parse
 
 
 def test_round_trip() -> None:
-    plan = encode("plan", n=3, hash="12", description="all-reduce", collectives=7, outline="")
-    assert parse(plan, "worker", 5) == Plan(5, 3, "12", "all-reduce", 7)
+    plan = encode("planned", n=3, hash="12", description="all-reduce", collectives=7, outline="")
+    assert parse(plan, "worker", 5) == Planned(5, 3, "12", "all-reduce", 7)
     assert parse(encode("exited", code=-9), "agent", 0) == Exited(0, -9)
     text = "x" * (3 * MAX_TEXT)
     failed = parse(
@@ -35,10 +35,10 @@ def test_round_trip() -> None:
         (b"[" * 100000, "worker"),
         (b'{"type": "exited", "code": 0}', "worker"),  # only agents say so
         (b'{"type": "finished", "rank": 3}', "worker"),  # the rank comes from the key
-        (b'{"type": "plan", "n": true, "hash": "1", "description": ""}', "worker"),
-        (b'{"type": "plan", "n": 1, "hash": 1, "description": ""}', "worker"),
-        (json.dumps({"type": "plan", "n": 1 << 70, "hash": "", "description": ""}).encode(), "worker"),
-        (json.dumps({"type": "plan", "n": 1, "hash": "", "description": "x" * (MAX_TEXT + 1)}).encode(), "worker"),
+        (b'{"type": "planned", "n": true, "hash": "1", "description": ""}', "worker"),
+        (b'{"type": "planned", "n": 1, "hash": 1, "description": ""}', "worker"),
+        (json.dumps({"type": "planned", "n": 1 << 70, "hash": "", "description": ""}).encode(), "worker"),
+        (json.dumps({"type": "planned", "n": 1, "hash": "", "description": "x" * (MAX_TEXT + 1)}).encode(), "worker"),
     ],
 )
 def test_malformed(data: bytes, role: str) -> None:

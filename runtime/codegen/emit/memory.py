@@ -58,7 +58,7 @@ def prefetch(e: Emission, u: UOp, pointer: Inst, a: Affine) -> None:
     ahead of it (`ReadAhead`): once for all loads of a line."""
     prefetch_ahead(e, u, pointer, a)
     for p in e.scope.prefetches:
-        ahead = sum(c for x, c in a.terms if x.expr is p.ahead) * e.nest.tile_of(p.ahead) if u in p.loads else 0
+        ahead = sum(c for x, c in a.terms if x.expr is p.ahead) * p.distance if u in p.loads else 0
         if ahead:
             _ask_for_line(e, u, pointer, a, a.constant + ahead)
 

@@ -22,7 +22,7 @@ COMBINE = {"add": Ops.ADD, "mul": Ops.MUL, "max": Ops.MAX}
 def store(e: Emission, node: Store) -> None:
     """All STOREs at all positions of the tile; at one position, every value is computed before the first is
     stored."""
-    if e.nest.aligned is not None:
+    if node.at_lines:
         for position in e.positions(frozenset(e.nest.loops)):
             if (at := moved(e, node, position)) is not None:
                 prepare_store(e, node, e.sig.stores[0], *at)()
@@ -78,7 +78,7 @@ def prepare_store(e: Emission, node: Store, u: UOp, position: Position, some: In
 
 def streams(e: Emission, node: Store, u: UOp, a: Affine) -> bool:
     """Whether a STORE goes past the caches: planned so, a whole vector, at a multiple of it."""
-    if u.src[0].src[0].arg not in e.nest.streamed or a.stride != 1:
+    if u.src[0].src[0].arg not in node.past_caches or a.stride != 1:
         return False
     at = e.scope
     whole = at.analysis.alignment(a.terms) % at.lanes == 0 and a.constant % at.lanes == 0

@@ -39,7 +39,7 @@ def build(kernel: KernelContext) -> Tree:
         return (*first, *nodes), inner
 
     def stores(around: Around) -> Nodes:
-        store = Store(around.row, around.stored)
+        store = Store(around.row, around.stored, nest.streamed, nest.aligned is not None)
         return (If(FIRST_LANE, (store,)),) if nest.reduce_bound else (store,)
 
     def loops(around: Around, i: int) -> Nodes:

@@ -25,7 +25,7 @@ def prefetched(kernel: KernelContext, r: UOp, tiles: Collection[UOp], body: Node
             if loop is not None and loop in tiles and r in (x, loop):
                 ahead.setdefault(loop, []).append(u)
         for loop, own in reversed(ahead.items()):
-            body = (PrefetchLoads(slot, tuple(own), loop, body),)
+            body = (PrefetchLoads(slot, tuple(own), loop, kernel.nest.tile_of(loop), body),)
     return body
 
 

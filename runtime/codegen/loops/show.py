@@ -84,7 +84,7 @@ def _line(tree: Tree, node: Node, lanes: Lanes) -> str:
         case Barrier():
             return "barrier"
         case PrefetchLoads():
-            return f"prefetch argument {node.argument}, a tile of {name(node.ahead)} ahead:"
+            return f"prefetch argument {node.argument}, {node.distance} of {name(node.ahead)} ahead:"
         case ReduceLoop():
             sums = ", ".join(f"{u.arg.name}({_read(u.src[0])})" for u in node.group)
             over = ", ".join(map(name, node.group[0].src[1:]))
@@ -107,7 +107,9 @@ def _line(tree: Tree, node: Node, lanes: Lanes) -> str:
         case Store():
             which = {StorePart.ALL: "", StorePart.BEFORE: " up to the first line", StorePart.LINES: " in whole lines"}
             to = ", ".join(str(s.src[0].src[0].arg) for s in tree.kernel.sig.stores)
-            return f"store argument {to}{which[node.stored]}"
+            lines = ", in vectors from where it is aligned" if node.at_lines and node.stored is StorePart.ALL else ""
+            past = f", argument {' '.join(map(str, node.past_caches))} past the caches" if node.past_caches else ""
+            return f"store argument {to}{which[node.stored]}{lines}{past}"
     raise AssertionError(f"no line for {node}")
 
 

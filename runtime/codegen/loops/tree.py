@@ -204,11 +204,13 @@ class Vectors(Node):
 
 @dataclass(frozen=True)
 class PrefetchLoads(Node):
-    """Beside each of `loads`, of an argument, what it will load in the next tile of the loop `ahead` is prefetched."""
+    """Beside each of `loads`, of an argument, what it will load in the next tile of the loop `ahead` is prefetched:
+    `distance` iterations further."""
 
     argument: int
     loads: tuple[UOp, ...]
     ahead: UOp
+    distance: int
     body: Nodes
 
 
@@ -222,7 +224,10 @@ class StorePart(Enum):
 
 @dataclass(frozen=True)
 class Store(Node):
-    """The STOREs of the kernel, at every position of the tiles, or at those of one `row`."""
+    """The STOREs of the kernel, at every position of the tiles, or at those of one `row`; `past_caches`: the arguments
+    whose whole vectors go to memory past the caches; `at_lines`: vectors begin where what they store is aligned."""
 
     row: tuple[tuple[UOp, int], ...] = ()
     stored: StorePart = StorePart.ALL
+    past_caches: tuple[int, ...] = ()
+    at_lines: bool = False

@@ -215,6 +215,11 @@ def test_debug_4_prints_the_decisions(capsys: pytest.CaptureFixture[str]) -> Non
     assert capsys.readouterr().out == f"{name}, by runtime/codegen/choose:\n{explain(KERNELS['product'](), MACHINE)}\n"
 
 
+def test_without_opts_a_kernel_runs_as_written() -> None:
+    with Context(NOOPT=1):
+        assert explain(KERNELS["product"](), MACHINE) == "as written (NOOPT=1)"
+
+
 @pytest.mark.parametrize("d", [f32, dtypes.bfloat16, dtypes.float64])
 def test_costs_count_operations_as_written(d: object) -> None:
     """An exponential is one operation, whatever it became; a sum of halves joins what was written."""

@@ -92,6 +92,8 @@ MUTATIONS: dict[str, tuple[type[Node], Callable[..., Nodes]]] = {
     "a prefetch of what is loaded elsewhere": (PrefetchLoads, lambda n: (replace(n, body=()), *n.body)),
     "a prefetch of another argument": (PrefetchLoads, lambda n: (replace(n, argument=99),)),
     "a prefetch along no loop around": (PrefetchLoads, lambda n: (replace(n, ahead=NOBODY),)),
+    "a prefetch of what is loaded now": (PrefetchLoads, lambda n: (replace(n, distance=0),)),
+    "a store past the caches of what is not stored": (Store, lambda n: (replace(n, past_caches=(99,)),)),
     "an operand that nothing is packed for": (Pack, lambda n: (replace(n, stage=replace(n.stage, offset_bytes=-1)),)),
 }
 NOBODY = UOp(Ops.RANGE, gemm(2, 2, 2).src[0].src[2].dtype, gemm(2, 2, 2).src[0].src[2].src, RangeArg(77, "reduce"))
@@ -116,6 +118,12 @@ def test_what_is_changed_does_not(name: str) -> None:
                     verify(replace(tree, nodes=nodes))
                 tried += 1
     assert tried >= 4
+
+
+def test_a_tree_says_what_is_stored_past_the_caches() -> None:
+    opts = (named("vectorize", 1, 8), named("nontemporal_store", 0))
+    stored = show(prepare(gemm(8, 8, 16), MACHINES["avx2"], opts).tree()).splitlines()[-1].strip()
+    assert stored == "store argument 0, argument 0 past the caches"
 
 
 CONSTANTS = st.integers(-9, 9).map(index.const)
