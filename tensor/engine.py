@@ -72,9 +72,11 @@ class Engine(Protocol):
     def refuse_in_capture(self, what: str) -> None:
         """An error where a step is being captured: `what` would be done by Python once, and in no replay."""
 
-    def capture_calls(self, fn: Callable[..., list[Tensor]], inputs: list[Tensor]) -> tuple[list[Tensor], Any, bool]:
-        """Calls `fn`, whose calls read `inputs`: (what it gives, its replay (`tensor/deferred/tree.py`) where it can be
-        one, whether a gradient flows on from what it gave)."""
+    def capture_calls(
+        self, fn: Callable[..., list[Tensor]], inputs: list[Tensor], writes: bool
+    ) -> tuple[list[Tensor], Any, bool]:
+        """Calls `fn`, whose calls read `inputs`, and may write other tensors: (what it gives, its replay
+        (`tensor/deferred/tree.py`) where it can be one, whether a gradient flows on from what it gave)."""
 
     def remember(self, stored: Tensor, value: Tensor) -> None:
         """`stored` holds what `value` would compute, and backward() goes on from there."""

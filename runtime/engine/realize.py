@@ -552,10 +552,12 @@ class RealizeEngine:
         if capture:
             raise JitError(f"{user_line()}: {what}")
 
-    def capture_calls(self, fn: Callable[..., list[Tensor]], inputs: list[Tensor]) -> tuple[list[Tensor], Any, bool]:
+    def capture_calls(
+        self, fn: Callable[..., list[Tensor]], inputs: list[Tensor], writes: bool
+    ) -> tuple[list[Tensor], Any, bool]:
         from manygrad.runtime.jit.calls import capture_calls  # (which stands on this module)
 
-        return capture_calls(fn, inputs)
+        return capture_calls(fn, inputs, writes)
 
     def remember(self, stored: Tensor, value: Tensor) -> None:
         u = value.uop

@@ -31,12 +31,12 @@ class CapturedCalls:
 
 
 def capture_calls(
-    fn: Callable[..., list[Tensor]], inputs: list[Tensor]
+    fn: Callable[..., list[Tensor]], inputs: list[Tensor], writes: bool
 ) -> tuple[list[Tensor], CapturedCalls | None, bool]:
     """Calls `fn`, which gives what lives on of its calls; (that, the capture of it where it can be one, whether a
     gradient flows on from what it gave)."""
     _compute(inputs)
-    lazy = [t for t in LIVE if not is_stored(t.uop)]
+    lazy = [t for t in LIVE if not is_stored(t.uop)] if writes else []
     readers = standing_on([t.uop for t in lazy], lambda u: u.op is Ops.BUFFER)
     early = [t for t in lazy if t.uop in readers]
     if early:

@@ -173,7 +173,7 @@ class Results:
             if not s.is_free():
                 s.leave()
                 s.settle()
-            elif s.now.node in SPOILED:
+            if s.now.node in SPOILED:  # (the spare one, too, may have been given with a bad index)
                 s.now.restore()
             if s.owners:
                 s.give()

@@ -8,6 +8,7 @@ from typing import Any, TypeVar, cast
 
 from manygrad.tensor.deferred.trace import THREAD, WRITING, flush_writers
 from manygrad.tensor.environment import FOLLOW
+from manygrad.tensor.lock import LOCK
 from manygrad.tensor.ops.differentiation import DifferentiationMixin
 from manygrad.tensor.tensor import Tensor
 from manygrad.tensor.uop import Ops
@@ -27,7 +28,7 @@ OPERATORS = frozenset("__getitem__ __setitem__ __matmul__ __rmatmul__".split())
 
 def install() -> None:
     """Has the functions of `Tensor` be calls of a trace."""
-    if not FOLLOW:
+    if not FOLLOW or hasattr(Tensor.backward, "puts_off"):  # (a package may be imported twice, under two names)
         return
     for kind in reversed(Tensor.__mro__):
         module = kind.__module__
@@ -86,6 +87,7 @@ def _backward(fn: Callable[..., Any]) -> Callable[..., Any]:
         flush_writers(THREAD.trace)
         return THREAD.trace.backward(fn, args, kwargs)
 
+    backward.puts_off = True  # type: ignore[attr-defined]
     return backward
 
 
@@ -94,20 +96,26 @@ def _read(fn: Callable[..., Any]) -> Callable[..., Any]:
     def read(*args: Any, **kwargs: Any) -> Any:
         if THREAD.is_inside:
             return fn(*args, **kwargs)
-        trace = THREAD.trace
-        flush_writers(trace)
-        tensors = [x for x in args if isinstance(x, Tensor)]
-        numbers = [x.__dict__["_value"][1] for x in tensors if trace.has(x) and "_stored" not in x.__dict__]
-        if numbers and len(numbers) == len(tensors):
-            trace.read(numbers)
-        elif trace.writes or trace.is_off or any(type(x) is Tensor and x.uop.op is not Ops.BUFFER for x in tensors):
-            trace.read()
-        stored = args[0].__dict__.get("_stored")
-        if stored is None or fn.__name__ == "realize":
-            return args[0] if stored is not None else fn(*args, **kwargs)
-        return fn(stored, *args[1:], **kwargs)
+        with LOCK:  # (what was computed is read before another thread finds a fault, and takes it for its own)
+            _have_read([x for x in args if isinstance(x, Tensor)])
+            stored = args[0].__dict__.get("_stored")
+            if stored is None:
+                return fn(*args, **kwargs)
+            return args[0] if fn.__name__ == "realize" else fn(stored, *args[1:], **kwargs)
 
     return read
+
+
+def _have_read(tensors: list[Tensor]) -> None:
+    """Computes what is put off of these tensors, or, if they are others, what they may depend on."""
+    trace = THREAD.trace
+    flush_writers(trace)
+    values = [x.__dict__ for x in tensors if trace.has(x)]
+    numbers = [d["_value"][1] for d in values if "_stored" not in d]
+    if numbers and len(numbers) == len(tensors):
+        trace.read(numbers)
+    elif trace.writes or trace.is_off or any(type(x) is Tensor and x.uop.op is not Ops.BUFFER for x in tensors):
+        trace.read()
 
 
 def put_functions_off(module: dict[str, Any], names: Iterable[str]) -> None:

@@ -516,7 +516,7 @@ class Trace:
                 values.clear()
                 return out
 
-            out, ending.replay, ending.has_history = engine().capture_calls(run, inputs)
+            out, ending.replay, ending.has_history = engine().capture_calls(run, inputs, step is not None)
             ending.is_plain = ending.replay is None or (step is not None and ending.has_history)
             if ending.is_plain:
                 ending.replay = None

@@ -195,7 +195,7 @@ def test_two_epochs_through_one_channel() -> None:
         first = hooks_over(channel)
         for n in (1, 2):
             agreed = first.make_plan(5, f"plan {n} of epoch 0", "")
-            (plan,) = (e for e in events_until(server, Plan) if isinstance(e, Planned))
+            (plan,) = (e for e in events_until(server, Planned) if isinstance(e, Planned))
             assert plan.n == n
             if n == 1:
                 server.send("worker", [0], "plan_ok", n=1)
