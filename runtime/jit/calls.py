@@ -7,6 +7,7 @@ from contextlib import suppress
 
 from manygrad.errors import JitError
 from manygrad.runtime.jit.captured import Captured
+from manygrad.runtime.jit.memory import whole
 from manygrad.runtime.jit.recording import Named, record
 from manygrad.tensor.storage import LIVE, PENDING, is_stored
 from manygrad.tensor.stored import HISTORY
@@ -18,8 +19,11 @@ from manygrad.tensor.uop.views import memory, rebased
 class CapturedCalls:
     """A capture of calls."""
 
-    def __init__(self, captured: Captured[list[Tensor]]) -> None:
+    def __init__(self, captured: Captured[list[Tensor]], there: set[int]) -> None:
+        """`there`: ids of memory that there was before."""
         self.captured = captured
+        own = {id(b): b for item in captured.items for b in map(whole, item.buffers) if id(b) not in there}
+        self.nbytes = sum(b.nbytes for b in own.values())
 
     def fits(self) -> bool:
         """Whether the gradients that it makes are not there yet."""
@@ -57,7 +61,7 @@ def capture_calls(
     except JitError:
         return out, None, flows
     captured.following.left = 0
-    return out, CapturedCalls(captured), flows
+    return out, CapturedCalls(captured, recorded.there), flows
 
 
 def has_history(u: UOp) -> bool:

@@ -18,7 +18,17 @@ from typing import Any
 
 from manygrad.tensor.deferred.arguments import External, UnknownArgument, Value, resolved, told
 from manygrad.tensor.deferred.tensors import DeferredTensor, deferred, settle
-from manygrad.tensor.deferred.tree import MOST_CAPTURES, MOST_CHILDREN, MOST_NODES, Key, Spec, TraceEnding, TraceNode
+from manygrad.tensor.deferred.tree import (
+    MOST_BYTES,
+    MOST_CAPTURES,
+    MOST_CHILDREN,
+    MOST_NODES,
+    Key,
+    Spec,
+    TraceEnding,
+    TraceNode,
+)
+from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.engine import engine
 from manygrad.tensor.environment import overridden
 from manygrad.tensor.grad_mode import is_grad_enabled, set_grad_enabled
@@ -86,17 +96,25 @@ class TraceTree:
         TREES.add(self)
         self.root = TraceNode()
         self.nodes = 0
-        self.captures: dict[int, TraceEnding] = {}  # the last used one last
+        # the last used one last; one goes with its node
+        self.captures: weakref.WeakValueDictionary[int, TraceEnding] = weakref.WeakValueDictionary()
 
     def forget(self) -> None:
-        self.root, self.nodes, self.captures = TraceNode(), 0, {}
+        self.root, self.nodes = TraceNode(), 0
+        self.captures.clear()
 
     def note_use(self, ending: TraceEnding) -> None:
-        self.captures.pop(id(ending), None)
+        """It stays, and others used longer ago go where all together hold too much memory."""
+        captures = self.captures
+        captures.pop(id(ending), None)
         if ending.replay is not None:
-            self.captures[id(ending)] = ending
-        if len(self.captures) > MOST_CAPTURES:
-            self.captures.pop(next(iter(self.captures))).replay = None
+            captures[id(ending)] = ending
+        while len(captures) > 1 and (len(captures) > MOST_CAPTURES or self.nbytes() > MOST_BYTES):
+            captures.pop(next(iter(captures.keys()))).replay = None
+
+    def nbytes(self) -> int:
+        """Memory that the captures hold."""
+        return sum(e.replay.nbytes for e in self.captures.values() if e.replay is not None)
 
 
 class Trace:
@@ -125,7 +143,7 @@ class Trace:
         if self.has_read and not any(self.has(x) for x in (*args, *kwargs.values())):
             return begin(self.tree).call(fn, args, kwargs)  # (something else: another step, say)
         external, serial = self.external, self.serial
-        sig: list[Any] = [fn, is_grad_enabled(), _training.get()]
+        sig: list[Any] = [fn, is_grad_enabled(), _training.get(), dtypes.default_float]
         known = len(external.tensors)
         try:
             if overridden.get() is not None:
@@ -195,6 +213,7 @@ class Trace:
         else:
             child = self._grow(fn, key, known)
             if child is None:
+                LIVE.forget(self)
                 return out
             child.describe(out, args, {id(t) for t in LIVE.newer(self)})
             if MOVES.computed != computed:  # what it gives may depend on values
@@ -493,7 +512,8 @@ class Trace:
 
     def _computed(self, ending: TraceEnding, step: Callable[[], Any] | None, wanted: list[int]) -> list[Tensor]:
         """The values that are wanted, by a replay, or by a recording that can be replayed the next time."""
-        flush_others(self)
+        if step is not None or self.writes:
+            flush_others(self)
         inputs = self.external.inputs()
         inputs += [t for call in self.put_off if type(call) is Read for t in call.stored.values()]
         values: dict[int, Tensor] = {}

@@ -23,11 +23,14 @@ from manygrad.tensor.uop import UOp
 MOST_CHILDREN = 64  # of a node: a call that is another one each time (a number that counts) is not followed
 MOST_NODES = 4096  # of a thread's tree; then it begins anew
 MOST_CAPTURES = 128  # of a thread, the last used ones
+MOST_BYTES = 1 << 30  # of memory that these hold; the last used one may hold more
 Key = tuple[Any, ...]
 
 
 class TraceReplay(Protocol):
-    """A captured trace."""
+    """A captured trace. `nbytes`: memory that it holds."""
+
+    nbytes: int
 
     def fits(self) -> bool:
         """Whether it can be made now."""
@@ -145,4 +148,14 @@ class TraceNode:
             node = node.parent
 
 
-__all__ = ["MOST_CAPTURES", "MOST_CHILDREN", "MOST_NODES", "Key", "Spec", "TraceEnding", "TraceNode", "TraceReplay"]
+__all__ = [
+    "MOST_BYTES",
+    "MOST_CAPTURES",
+    "MOST_CHILDREN",
+    "MOST_NODES",
+    "Key",
+    "Spec",
+    "TraceEnding",
+    "TraceNode",
+    "TraceReplay",
+]

@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from manygrad import Context, Tensor, TinyJit, nn, no_grad
+from manygrad import Context, Tensor, TinyJit, dtypes, nn, no_grad
 from manygrad.nn import functional as F
+from manygrad.runtime.storage import STORAGE
+from manygrad.tensor.deferred import trace
 from manygrad.tensor.deferred.tensors import DeferredTensor
 from manygrad.tensor.deferred.trace import PUT_OFF, THREAD, Trace
 from manygrad.tensor.deferred.tree import MOST_CHILDREN
@@ -264,10 +266,10 @@ def test_nothing_of_a_model_stays_after_it() -> None:
     loop = Training(nn.ReLU())
     for i in range(6):
         loop.step(i).item()
-    weight = weakref.ref(loop.model[0].weight)
+    weight, memory = weakref.ref(loop.model[0].weight), weakref.ref(STORAGE[loop.optimizer.flats[0].flat.uop])
     del loop
     gc.collect()
-    assert weight() is None
+    assert weight() is None and memory() is None
     THREAD.trace.flush()
     assert not PUT_OFF
 
@@ -311,3 +313,22 @@ def test_what_a_key_says_is_all_that_a_call_depends_on() -> None:
         return found
 
     same(run)
+
+
+def test_captures_hold_no_more_memory_than_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of many shapes those that were used last stay, however large one is."""
+    x = Tensor(array(1000, 50)).realize()
+    monkeypatch.setattr(trace, "MOST_BYTES", 200_000)
+    for rows in (200, 400, 600, 800, 1000):
+        for _ in range(3):
+            (x[:rows] @ x[:50] + 1).softmax(0).sum(0).numpy()
+        tree = THREAD.trace.tree
+        assert tree.nbytes() <= 200_000 or len(tree.captures) == 1
+
+
+def test_the_default_type_is_part_of_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    for kind in ("float32", "float64", "float32", "float64"):
+        monkeypatch.setattr(dtypes, "default_float", getattr(dtypes, kind))
+        for _ in range(3):
+            t = Tensor.ones(3) * 2
+            assert t.dtype.name == kind and t.numpy().dtype.name == kind
