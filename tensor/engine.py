@@ -73,9 +73,9 @@ class Engine(Protocol):
         """An error where a step is being captured: `what` would be done by Python once, and in no replay."""
 
     def capture_calls(
-        self, fn: Callable[..., list[Tensor]], inputs: list[Tensor], writes: bool
+        self, fn: Callable[..., list[Tensor]], inputs: list[Tensor], state: list[Tensor], writes: bool
     ) -> tuple[list[Tensor], Any, bool]:
-        """Calls `fn`, whose calls read `inputs`, and may write other tensors: (what it gives, its replay
+        """Calls `fn`, whose calls read `inputs` and `state`, and may write: (what it gives, its replay
         (`tensor/deferred/tree.py`) where it can be one, whether a gradient flows on from what it gave)."""
 
     def remember(self, stored: Tensor, value: Tensor) -> None:

@@ -553,11 +553,11 @@ class RealizeEngine:
             raise JitError(f"{user_line()}: {what}")
 
     def capture_calls(
-        self, fn: Callable[..., list[Tensor]], inputs: list[Tensor], writes: bool
+        self, fn: Callable[..., list[Tensor]], inputs: list[Tensor], state: list[Tensor], writes: bool
     ) -> tuple[list[Tensor], Any, bool]:
         from manygrad.runtime.jit.calls import capture_calls  # (which stands on this module)
 
-        return capture_calls(fn, inputs, writes)
+        return capture_calls(fn, inputs, state, writes)
 
     def remember(self, stored: Tensor, value: Tensor) -> None:
         u = value.uop

@@ -9,6 +9,7 @@ from manygrad.errors import JitError
 from manygrad.runtime.jit.captured import Captured
 from manygrad.runtime.jit.memory import whole
 from manygrad.runtime.jit.recording import Named, record
+from manygrad.runtime.storage import STORAGE
 from manygrad.tensor.storage import LIVE, PENDING, is_stored
 from manygrad.tensor.stored import HISTORY
 from manygrad.tensor.tensor import Tensor
@@ -19,15 +20,16 @@ from manygrad.tensor.uop.views import memory, rebased
 class CapturedCalls:
     """A capture of calls."""
 
-    def __init__(self, captured: Captured[list[Tensor]], there: set[int]) -> None:
-        """`there`: ids of memory that there was before."""
+    def __init__(self, captured: Captured[list[Tensor]], state: list[Tensor], there: set[int]) -> None:
+        """`state`: tensors that it reads where they lie; `there`: ids of memory that there was before."""
         self.captured = captured
+        self.state = [(u, STORAGE.get(u)) for u in {memory(t.uop) for t in state}]
         own = {id(b): b for item in captured.items for b in map(whole, item.buffers) if id(b) not in there}
         self.nbytes = sum(b.nbytes for b in own.values())
 
     def fits(self) -> bool:
-        """Whether the gradients that it makes are not there yet."""
-        return self.captured.results.gradients.fit()
+        """Whether the gradients that it makes are not there yet, and state lies where it lay."""
+        return self.captured.results.gradients.fit() and all(STORAGE.get(u) is b for u, b in self.state)
 
     def run(self, inputs: list[Tensor]) -> list[Tensor]:
         _compute(inputs)
@@ -35,7 +37,7 @@ class CapturedCalls:
 
 
 def capture_calls(
-    fn: Callable[..., list[Tensor]], inputs: list[Tensor], writes: bool
+    fn: Callable[..., list[Tensor]], inputs: list[Tensor], state: list[Tensor], writes: bool
 ) -> tuple[list[Tensor], CapturedCalls | None, bool]:
     """Calls `fn`, which gives what lives on of its calls; (that, the capture of it where it can be one, whether a
     gradient flows on from what it gave)."""
@@ -61,7 +63,7 @@ def capture_calls(
     except JitError:
         return out, None, flows
     captured.following.left = 0
-    return out, CapturedCalls(captured, recorded.there), flows
+    return out, CapturedCalls(captured, state, recorded.there), flows
 
 
 def has_history(u: UOp) -> bool:

@@ -67,6 +67,10 @@ class External:
         """The tensors that may be others each time."""
         return [t for t, state in zip(self.tensors, self.is_state) if not state]
 
+    def state(self) -> list[Tensor]:
+        """The tensors that are the same ones each time."""
+        return [t for t, state in zip(self.tensors, self.is_state) if state]
+
     def note_written(self) -> None:
         """What a call has written to is state from now on."""
         for t, u in zip(self.tensors, self.nodes):

@@ -37,6 +37,7 @@ from manygrad.tensor.ops.random import drawing_as, thread_of_draws
 from manygrad.tensor.source import standing_at, user_line
 from manygrad.tensor.storage import LIVE, MOVES, before_change, sharing
 from manygrad.tensor.tensor import Tensor, _training
+from manygrad.tensor.uop.views import memory
 
 MOST_CALLS = 20_000  # are put off; then they are made
 _serials = itertools.count(1)
@@ -466,6 +467,8 @@ class Trace:
             self.node.note_plain()
         if ending.is_plain or (ending.replay is not None and not ending.replay.fits()):
             return False, False
+        if (step is not None or self.writes) and self._shares_state(ending):
+            return False, False
         wanted = list(targets) if step is None else [n for n, _ in living]
         out = self._computed(ending, step, wanted)
         self.tree.note_use(ending)
@@ -482,6 +485,13 @@ class Trace:
         self.put_off, self.writes = [], False
         PUT_OFF.pop(self.serial, None)
         WRITING.pop(self.serial, None)
+
+    def _shares_state(self, ending: TraceEnding) -> bool:
+        """Whether a value that may be another each time lies in the memory of state, which may be written meanwhile."""
+        x = self.external
+        if ending.state is None:
+            ending.state = {id(memory(u)) for u, state in zip(x.nodes, x.is_state) if state}
+        return any(id(memory(u)) in ending.state for u, state in zip(x.nodes, x.is_state) if not state)
 
     def _went_on(self, what: Key, targets: Sequence[int], others: list[int], ending: TraceEnding) -> bool:
         """Values are about to be read that were made as they came; whether the trace goes on: somebody has other ones,
@@ -536,7 +546,9 @@ class Trace:
                 values.clear()
                 return out
 
-            out, ending.replay, ending.has_history = engine().capture_calls(run, inputs, step is not None)
+            out, ending.replay, ending.has_history = engine().capture_calls(
+                run, inputs, self.external.state(), step is not None
+            )
             ending.is_plain = ending.replay is None or (step is not None and ending.has_history)
             if ending.is_plain:
                 ending.replay = None

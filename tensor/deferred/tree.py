@@ -64,6 +64,7 @@ class TraceEnding:
 
     def __init__(self) -> None:
         self.is_plain = False  # it cannot be captured
+        self.state: set[int] | None = None  # ids of the nodes that state lies in
         self.has_history: bool | None = None  # a gradient flows on from what was read
         self.replay: TraceReplay | None = None
 

@@ -332,3 +332,20 @@ def test_the_default_type_is_part_of_a_key(monkeypatch: pytest.MonkeyPatch) -> N
         for _ in range(3):
             t = Tensor.ones(3) * 2
             assert t.dtype.name == kind and t.numpy().dtype.name == kind
+
+
+def test_an_alias_of_what_a_step_writes_shows_what_was_written() -> None:
+    """The same calls on tensors that share memory, and on such that do not."""
+
+    def run() -> list[np.ndarray]:
+        w, found = Tensor(array(4)).realize(), []
+        others = [Tensor(array(4, seed=i)).realize() for i in range(12)]
+        for i, other in enumerate(others):
+            x = w.detach() if i in (5, 9) else other.detach()
+            x = x if i in (5, 9) else Tensor(x.numpy())
+            with no_grad():
+                w.add_(1)
+            found += [(x * 2).numpy(), w.numpy()]
+        return found
+
+    same(run)
