@@ -20,8 +20,10 @@ from manygrad.runtime.codegen.pipeline import rendered
 from manygrad.runtime.jit import following
 from manygrad.runtime.jit.results import ResultMemory
 from manygrad.runtime.jit.tiny_jit import JitError
+from manygrad.tensor.deferred import arguments, trace
 from manygrad.tensor.guards import Guards
 from manygrad.tensor.uop import UOp
+from tests.fuzz import following as fuzz_loops
 from tests.fuzz import kernels, training
 from tests.fuzz.runner import run_round
 
@@ -74,3 +76,44 @@ def test_a_fault_of_captures_is_found(fault: str) -> None:
     with FAULTS_OF_CAPTURES[fault](), Context(SPEC=0), pytest.raises(found):
         for seed in range(ROUNDS):
             run_round(training, 10, seed, shrink=False)
+
+
+def without(kind: type) -> Callable[..., Any]:
+    """Keys say nothing of constants of one kind."""
+    told = arguments.told
+
+    def planted(x: Any, sig: list[Any], serial: int, external: Any) -> Any:
+        return x if type(x) is kind else told(x, sig, serial, external)
+
+    return planted
+
+
+def nothing_is_state(external: arguments.External, x: Any, sig: list[Any]) -> Any:
+    """State is taken for a value that is the same one each time, wherever it lies."""
+    kept = told_external(external, x, sig)
+    sig[:] = ["s" if type(s) is int and s > 1 << 20 else s for s in sig]
+    return kept
+
+
+told_external = arguments.External.told
+
+FAULTS_OF_LOOPS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "a number left out of keys": lambda: patch.object(trace, "told", without(int)),
+    "state that is not told apart": lambda: patch.object(arguments.External, "told", nothing_is_state),
+    "options of an optimiser forgotten": lambda: patch.object(trace, "settings", lambda optimizer: []),
+    "results written again": lambda: patch.object(ResultMemory, "is_free", lambda memory: True),
+    "gradients not set": lambda: patch.object(ResultMemory, "give", lambda memory: None),
+}
+USUAL = {
+    "optimizer": "Adam", "norm": False, "dropout": False, "all stepped": True, "sizes": (4,),
+    "events": [None] * 10, "within": [None] * 10,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FAULTS_OF_LOOPS)
+def test_a_fault_of_plain_loops_is_found(fault: str) -> None:
+    with FAULTS_OF_LOOPS[fault](), pytest.raises((AssertionError, RuntimeError, AttributeError)):
+        for usual in (["counted"], ["kept"]):  # (random programs find these, too, in a minute or four)
+            fuzz_loops.check({**USUAL, "usual": usual})
+        for seed in range(ROUNDS):
+            run_round(fuzz_loops, 20, seed, shrink=False)
