@@ -4,9 +4,10 @@ in one run and in turns.
     python benchmarks/eager.py [--models mlp,mlp2,conv,resnet,gpt,unet,llama,lstm,lengths,bilstm,growing]
                                [--threads 1,2] [--steps 30]
 
-`plain` is the loop with nothing around it, `captured` the same step in a TinyJit. Printed for each: milliseconds a step
-(the median, without the first ten) and, in brackets, of processor time; the ratios to torch (below 1: ours is faster);
-and how long our first step took with empty caches. Each side is a process of its own with as many threads as said.
+`plain` is the loop with nothing around it, under FOLLOW=1, `captured` the same step in a TinyJit. Printed for each:
+milliseconds a step (the median, without the first ten) and, in brackets, of processor time; the ratios to torch (below
+1: ours is faster); and how long our first step took with empty caches. Each side is a process of its own with as many
+threads as said.
 Without torch only our times are printed.
 """
 
@@ -264,7 +265,13 @@ def worker(side: str, model: str, steps: int, threads: int) -> None:
 
 def ask(side: str, model: str, steps: int, threads: int, cache: str) -> dict[str, float] | None:
     """What a process of a side measured; None where it failed."""
-    environment = {**os.environ, "THREADS": str(threads), "OMP_NUM_THREADS": str(threads), "CACHE_DIR": cache}
+    environment = {
+        **os.environ,
+        "THREADS": str(threads),
+        "OMP_NUM_THREADS": str(threads),
+        "CACHE_DIR": cache,
+        "FOLLOW": "1",
+    }
     environment.pop("OPENBLAS_CORETYPE", None)
     command = [sys.executable, os.path.abspath(__file__), "--worker", side, model, str(steps), str(threads)]
     try:

@@ -19,7 +19,7 @@ FOLDERS = (
 )
 FILES = (
     *("tensor/code.py", "tensor/dtype.py", "tensor/engine.py", "tensor/environment.py", "tensor/source.py"),
-    *("runtime/current.py", "runtime/profile/__init__.py", "runtime/profile/profile.py"),
+    *("session.py", "runtime/current.py", "runtime/profile/__init__.py", "runtime/profile/profile.py"),
 )
 KINDS = (".py", ".ll")
 

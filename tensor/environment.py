@@ -108,9 +108,9 @@ JIT_CHECK = EnvVar(
 )
 FOLLOW = EnvVar(
     "FOLLOW",
-    1,
+    0,
     "flag",
-    "calls of a loop that were made in this order before are put off and replayed as one; 0: made as they come",
+    "1, on trial: calls of a loop that were made in this order before are put off and replayed as one",
 )
 DEVICE = EnvVar("DEVICE", "CPU", "name", "default device of new tensors")
 OPENCL_DEVICE = EnvVar(

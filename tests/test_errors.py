@@ -21,6 +21,7 @@ INSIDE = {
     "ApiError": "an answer of the server, in the API's own form",
     "Gone": "the server's client has closed its connection",
     "NotStorable": "a graph is not kept on disk",
+    "UnknownArgument": "a call is not put off",
     "StartFailed": "the launcher's own start is unwound",
     "StartInterrupted": "the launcher's own start is unwound",
 }

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from manygrad.tensor.deferred.trace import PUT_OFF, THREAD, TREES, flush_writers
+from manygrad.tensor.environment import FOLLOW
 from manygrad.tensor.tensor import Tensor
 
 
@@ -39,7 +40,7 @@ def forget_traces() -> None:
 
 def step(optimizer: Any, fn: Callable[[], Any], params: list[Tensor]) -> None:
     """A step of an optimiser ends this thread's trace, and is a part of it."""
-    if THREAD.is_inside:
+    if not FOLLOW or THREAD.is_inside:
         fn()
     else:
         flush_writers(THREAD.trace)

@@ -21,7 +21,6 @@ from manygrad.tensor.deferred.tensors import DeferredTensor, deferred, settle
 from manygrad.tensor.deferred.tree import (
     MOST_BYTES,
     MOST_CAPTURES,
-    MOST_CHILDREN,
     MOST_NODES,
     Key,
     Spec,
@@ -213,9 +212,6 @@ class Trace:
             child.is_known = True
         else:
             child = self._grow(fn, key, known)
-            if child is None:
-                LIVE.forget(self)
-                return out
             child.describe(out, args, {id(t) for t in LIVE.newer(self)})
             if MOVES.computed != computed:  # what it gives may depend on values
                 child.is_followed = False
@@ -241,13 +237,10 @@ class Trace:
         finally:
             THREAD.is_inside = before
 
-    def _grow(self, fn: Any, key: Key, known: int) -> TraceNode | None:
-        """A new node below this one; None where there are many, and calls are not worth to be noted."""
+    def _grow(self, fn: Any, key: Key, known: int) -> TraceNode:
+        """A new node below this one."""
         tree = self.tree
         tree.nodes -= self.node.make_room()
-        if len(self.node.children) >= MOST_CHILDREN:
-            self.is_off = True
-            return None
         if tree.nodes >= MOST_NODES:
             tree.root.children.clear()
             tree.nodes = 0
@@ -293,8 +286,6 @@ class Trace:
             return out
         if child is None:
             child = self._grow(fn, key, len(self.external.tensors))
-            if child is None:
-                return out
             new = [t for t, g in before.values() if t._grad is not g]
             numbers = [self.external.numbers.get(id(t), -1) for t in new]
             specs = [None if t._grad is None else Spec.of(t._grad) for t in new]
@@ -462,7 +453,8 @@ class Trace:
         self._check()
         if step is None and ending.replay is None:  # (what is read must not write, nor make gradients)
             backward = any(type(c) is DeferredCall and c.node.gradients for c in self._needed(targets))
-            ending.is_plain = self.writes or backward or not targets
+            views = bool(others) and any(t._spec.is_view for _, t in living if type(t) is DeferredTensor)
+            ending.is_plain = self.writes or backward or views or not targets
         if ending.is_plain:
             self.node.note_plain()
         if ending.is_plain or (ending.replay is not None and not ending.replay.fits()):

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 from manygrad.tensor.dtype import DType
 from manygrad.tensor.tensor import Tensor
 from manygrad.tensor.uop import UOp
+from manygrad.tensor.uop.views import STEPS
 
 MOST_CHILDREN = 64  # of a node: a call that is another one each time (a number that counts) is not followed
 MOST_NODES = 4096  # of a thread's tree; then it begins anew
@@ -42,12 +43,13 @@ class TraceReplay(Protocol):
 class Spec:
     """A tensor that a call makes: enough to answer what a program asks of it before it is computed."""
 
-    __slots__ = ("device", "dtype", "home", "requires_grad", "shape")
+    __slots__ = ("device", "dtype", "home", "is_view", "requires_grad", "shape")
 
     def __init__(self, shape: tuple[int, ...], dtype: DType, device: str | None, home: str) -> None:
         """`device`: None of constants; `home`: where those live."""
         self.shape, self.dtype, self.device, self.home = shape, dtype, device, home
         self.requires_grad: bool | None = None  # nobody has asked yet
+        self.is_view = False  # of another value, whose memory it may share
 
     @staticmethod
     def of(t: Tensor) -> Spec | None:
@@ -56,7 +58,9 @@ class Spec:
         is_plain = type(t) is Tensor and all(type(d) is int for d in u.shape)
         if not is_plain or isinstance(u.device, tuple) or isinstance(t._device, tuple):
             return None
-        return Spec(u.shape, u.dtype, u.device, t._device)
+        spec = Spec(u.shape, u.dtype, u.device, t._device)
+        spec.is_view = u.op in STEPS
+        return spec
 
 
 class TraceEnding:
@@ -116,11 +120,12 @@ class TraceNode:
         self.is_followed = len({id(t) for t in found}) == len(found)
 
     def make_room(self) -> int:
-        """Forgets the oldest node below it that was come to only once, if there are many; how many nodes went."""
+        """If there are many nodes below it, forgets the oldest one that was come to only once, or the oldest one; how
+        many nodes went."""
         if len(self.children) < MOST_CHILDREN:
             return 0
-        key = next((k for k, child in self.children.items() if not child.is_known), None)
-        return 0 if key is None else self.children.pop(key).size()
+        key = next((k for k, child in self.children.items() if not child.is_known), next(iter(self.children)))
+        return self.children.pop(key).size()
 
     def size(self) -> int:
         """How many nodes it is, with those below it."""

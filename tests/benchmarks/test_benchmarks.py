@@ -18,6 +18,10 @@ SMALLEST: dict[str, tuple[list[str], list[str]]] = {
         ["--sizes", "64", "--repeats", "2"],
         ["64x64x64", "NT", "2x1024x64", "16x256x256x256", "512x3072x768", "+gelu", "bf16 via f32", "i8", "ratio"],
     ),
+    "eager.py": (
+        ["--models", "mlp", "--threads", "1", "--steps", "3"],
+        ["plain/torch", "captured", "first step", "mlp"],
+    ),
     "conv.py": (["--batch", "2", "--width", "4", "--repeats", "2"], ["3->4 7x7 s2", "to weights", "torch/ours"]),
     "allreduce.py": (["--sizes", "256,64K", "--workers", "2", "--repeats", "5"], ["algbw", "64K"]),
     "schedule.py": (

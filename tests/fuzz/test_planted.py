@@ -21,6 +21,7 @@ from manygrad.runtime.jit import following
 from manygrad.runtime.jit.results import ResultMemory
 from manygrad.runtime.jit.tiny_jit import JitError
 from manygrad.tensor.deferred import arguments, trace
+from manygrad.tensor.environment import FOLLOW
 from manygrad.tensor.guards import Guards
 from manygrad.tensor.uop import UOp
 from tests.fuzz import following as fuzz_loops
@@ -110,6 +111,7 @@ USUAL = {
 }  # fmt: skip
 
 
+@pytest.mark.skipif(not FOLLOW, reason="FOLLOW=1 puts calls off: tests/tensor/test_follow_on.py runs this")
 @pytest.mark.parametrize("fault", FAULTS_OF_LOOPS)
 def test_a_fault_of_plain_loops_is_found(fault: str) -> None:
     with FAULTS_OF_LOOPS[fault](), pytest.raises((AssertionError, RuntimeError, AttributeError)):

@@ -18,6 +18,10 @@ from manygrad.tensor.deferred import trace
 from manygrad.tensor.deferred.tensors import DeferredTensor
 from manygrad.tensor.deferred.trace import PUT_OFF, THREAD, Trace
 from manygrad.tensor.deferred.tree import MOST_CHILDREN
+from manygrad.tensor.environment import FOLLOW
+
+# (run by test_follow_on.py, in a process of its own)
+pytestmark = pytest.mark.skipif(not FOLLOW, reason="FOLLOW=1 puts calls off: tests/tensor/test_follow_on.py runs this")
 
 
 class Counts:
@@ -146,7 +150,7 @@ def test_evaluation_between_steps(counts: Counts) -> None:
         return [*found, *loop.state()]
 
     same(run)
-    assert counts.replays >= 20
+    assert counts.replays >= 15
 
 
 def test_weights_that_are_loaded_replaced_or_written_are_seen() -> None:
