@@ -22,6 +22,7 @@ STATE = {
     "tensor/deferred/trace.py": {
         "PUT_OFF": "traces of all threads that have put calls off",
         "WRITING": "those of them that will write",
+        "OPTIMIZERS": "a number of each live optimiser, which an id would not be",
         "TREES": "what live threads' traces have been, which a forked child has to forget",
     },
     "tensor/storage.py": {"before_change": "who is told before a tensor is written, filled at import"},

@@ -44,6 +44,7 @@ _serials = itertools.count(1)
 PUT_OFF: weakref.WeakValueDictionary[int, Trace] = weakref.WeakValueDictionary()
 WRITING: weakref.WeakValueDictionary[int, Trace] = weakref.WeakValueDictionary()  # those that will write
 TREES: weakref.WeakSet[TraceTree] = weakref.WeakSet()
+OPTIMIZERS: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # each one's own number
 
 
 class DeferredCall:
@@ -412,7 +413,9 @@ class Trace:
                 self.is_off = True
                 break
             grads.append(None if g is None else g.__dict__["_value"][1])
-        if not self._end(("step", id(optimizer), *grads, *settings(optimizer)), step, ()):
+        if not self._end(
+            ("step", OPTIMIZERS.setdefault(optimizer, next(_serials)), *grads, *settings(optimizer)), step, ()
+        ):
             self._inside(step, (), {})
 
     def read(self, numbers: Sequence[int] = ()) -> None:

@@ -353,3 +353,17 @@ def test_an_alias_of_what_a_step_writes_shows_what_was_written() -> None:
         return found
 
     same(run)
+
+
+def test_another_optimiser_of_the_same_parameters_has_its_own_state() -> None:
+    """Also one that stands where a dead one stood."""
+
+    def run() -> list[np.ndarray]:
+        loop, found = Training(nn.ReLU()), []
+        for _ in range(4):
+            loop.optimizer = nn.optim.Adam(loop.model.parameters(), lr=0.01)
+            gc.collect()
+            found += [loop.step(i).numpy() for i in range(5)]
+        return [*found, *loop.state()]
+
+    same(run)
