@@ -78,8 +78,9 @@ class Engine(Protocol):
         """Calls `fn`, whose calls read `inputs` and `state`, and may write: (what it gives, its replay
         (`tensor/deferred/tree.py`) where it can be one, whether a gradient flows on from what it gave)."""
 
-    def remember(self, stored: Tensor, value: Tensor) -> None:
-        """`stored` holds what `value` would compute, and backward() goes on from there."""
+    def take_stored(self, values: list[tuple[Tensor, UOp]], others: list[Tensor]) -> None:
+        """Each of these values is in memory already, at this BUFFER or view of one, as if it had just been computed:
+        it lies there now, `others` that are made of it read it there, and backward() goes on from it."""
 
     def count_update(self) -> None:
         """An optimiser has made a step."""

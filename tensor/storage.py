@@ -181,6 +181,13 @@ def sharing(t: Tensor) -> list[Tensor]:
     return [s for s in LIVE if s._storage is not None and memory(s.uop) is base and s._storage.own() is own]
 
 
+def is_one_storage(a: Tensor, b: Tensor) -> bool:
+    """Whether two values that are not computed yet are, or are views of, one storage."""
+    if a._storage is None or b._storage is None or memory(a.uop) is not memory(b.uop):
+        return False
+    return memory(a.uop).op not in MEMORY and a._storage.own() is b._storage.own()
+
+
 class Moves:
     """How often a write has moved tensors, and something was computed: what a call has done besides building."""
 
@@ -281,6 +288,10 @@ def write(t: Tensor, value: Tensor, anew: bool) -> None:
         value, target = (place(value._new(base), moves, value), base)
     if anew:
         move(together, base, value.uop, pending=False)
+        if base.op in MEMORY and len(together) > 1:  # (that said so far that they are one storage)
+            one = Storage()
+            for s in together:
+                s._storage = one
         return
     _keep_copies(base)
     move(
@@ -339,6 +350,7 @@ __all__ = [
     "TensorSet",
     "becomes_new",
     "identity",
+    "is_one_storage",
     "is_stored",
     "memory",
     "move",

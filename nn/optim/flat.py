@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from manygrad.tensor.changes import CHANGES
+from manygrad.tensor.deferred.arguments import note_state
 from manygrad.tensor.dtype import accumulate_dtype, dtypes
 from manygrad.tensor.engine import engine
 from manygrad.tensor.lock import locked
@@ -200,6 +201,7 @@ class Flat:
         for t, u in zip(lazy, graph.src):
             t.uop = u
         self.attach()
+        note_state(self.params)  # (a frozen one, too)
         CHANGES.count += 1
 
     @locked

@@ -182,6 +182,20 @@ def _noted(error: Exception, t: Tensor) -> Exception:
     return error
 
 
+def see_computed(others: list[Tensor], becomes: dict[UOp, UOp]) -> None:
+    """Tensors read what they are made of where it is stored now. One that is equal to what was computed, or a view of
+    such a one, reads a lazy copy of it: the storage may be assigned."""
+    bases = [memory(t.uop) for t in others]
+    mapped = substitute(UOp(Ops.SINK, dtypes.void, tuple(bases)), becomes)
+    for t, base, u in zip(others, bases, mapped.src):
+        if base in becomes and base.op is not Ops.AFTER:
+            u = UOp(Ops.CONTIGUOUS, base.dtype, (becomes[base],))
+        if u is not base:
+            t.uop = rebased(t.uop, base, u, leaf=base.op is not Ops.AFTER)
+            if t._storage is not None:
+                t._storage.own()  # (lets go of the graph as it was)
+
+
 class RealizeEngine:
     """Implements `tensor.engine.Engine` on the local devices. Large: what tensors ask of an engine."""
 
@@ -423,9 +437,7 @@ class RealizeEngine:
             HISTORY[becomes[u]] = (None if any(s in stale for s in u.src) else u.replace(src=src), self.clock)
 
     def _replace(self, becomes: dict[UOp, UOp], own: dict[int, UOp]) -> None:
-        """Live tensors see what has been computed as storage. An equal tensor that was not asked for, or a view of one,
-        reads a lazy copy of it: the storage may be assigned.
-        """
+        """Live tensors see what has been computed as storage."""
         lazy = unrealized()
         if any(r.is_paused for r in capture):  # what the step makes computes it itself, in each replay
             lazy = [t for t in lazy if any(r.holds(t) for r in capture)]
@@ -436,15 +448,7 @@ class RealizeEngine:
         for t in lazy:
             if id(t) in own:
                 t.uop, t._storage = own[id(t)], None
-        bases = [memory(t.uop) for t in others]
-        mapped = substitute(UOp(Ops.SINK, dtypes.void, tuple(bases)), becomes)
-        for t, base, u in zip(others, bases, mapped.src):
-            if base in becomes and base.op is not Ops.AFTER:
-                u = UOp(Ops.CONTIGUOUS, base.dtype, (becomes[base],))
-            if u is not base:
-                t.uop = rebased(t.uop, base, u, leaf=base.op is not Ops.AFTER)
-                if t._storage is not None:
-                    t._storage.own()  # (lets go of the graph as it was)
+        see_computed(others, becomes)
         for recording, t in held:
             recording.outside[id(t)] = (t, t.uop)
 
@@ -559,11 +563,20 @@ class RealizeEngine:
 
         return capture_calls(fn, inputs, state, writes)
 
-    def remember(self, stored: Tensor, value: Tensor) -> None:
-        u = value.uop
-        if u.dtype.is_float and u in self._trained([u]) and stored.uop.op is Ops.BUFFER:
-            self.clock += 1
-            HISTORY[stored.uop] = (u, self.clock)
+    @locked
+    def take_stored(self, values: list[tuple[Tensor, UOp]], others: list[Tensor]) -> None:
+        becomes: dict[UOp, UOp] = {}
+        for t, u in values:
+            if u.op is Ops.BUFFER:
+                becomes.setdefault(t.uop, u)
+            elif memory(t.uop).op not in MEMORY and memory(u).op is Ops.BUFFER:
+                becomes.setdefault(memory(t.uop), memory(u))
+        becomes = {u: b for u, b in becomes.items() if u is not b}
+        self._remember(becomes, becomes, set())
+        taken = {id(t) for t, _ in values}
+        for t, u in values:
+            t.uop, t._storage = u, None
+        see_computed([t for t in others if id(t) not in taken], becomes)
 
     def count_update(self) -> None:
         GlobalCounters.updates += 1

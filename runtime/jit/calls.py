@@ -10,6 +10,7 @@ from manygrad.runtime.jit.captured import Captured
 from manygrad.runtime.jit.memory import whole
 from manygrad.runtime.jit.recording import Named, record
 from manygrad.runtime.storage import STORAGE
+from manygrad.tensor.grad_mode import set_grad_enabled
 from manygrad.tensor.storage import LIVE, PENDING, is_stored
 from manygrad.tensor.stored import HISTORY
 from manygrad.tensor.tensor import Tensor
@@ -54,13 +55,13 @@ def capture_calls(
     given = {i.own.uop: t.uop for i, t in zip(recorded.inputs, inputs)}
     for own in given:
         HISTORY.pop(own)
-    out: list[Tensor] = [_in(t, given) for t in recorded.out]
+    captured: Captured[list[Tensor]] | None = None
+    if not recorded.made_state(known):
+        with suppress(JitError):
+            captured = Captured(recorded, named, [], [], {}, donate=False)
+    out = [_in(t, given) for t in recorded.out]
     flows = any(has_history(t.uop) for t in out)
-    if recorded.made_state(known):
-        return out, None, flows
-    try:
-        captured: Captured[list[Tensor]] = Captured(recorded, named, [], [], {}, donate=False)
-    except JitError:
+    if captured is None:
         return out, None, flows
     captured.following.left = 0
     return out, CapturedCalls(captured, state, recorded.there), flows
@@ -87,9 +88,10 @@ def has_history(u: UOp) -> bool:
 def _in(t: Tensor, given: dict[UOp, UOp]) -> Tensor:
     """What is a view of a capture's own input, as that of the tensor that was given."""
     base = memory(t.uop)
-    if base in given:
-        t.uop = rebased(t.uop, base, given[base])
-    return t
+    if base not in given:
+        return t
+    with set_grad_enabled(True):
+        return t._new(rebased(t.uop, base, given[base]))
 
 
 def _named(inputs: list[Tensor]) -> Named:

@@ -75,7 +75,13 @@ class External:
         """What a call has written to is state from now on."""
         for t, u in zip(self.tensors, self.nodes):
             if t.uop is not u:
-                t.__dict__["_is_state"] = True
+                note_state([t])
+
+
+def note_state(tensors: list[Tensor]) -> None:
+    """These are the same tensors each time, and are read where they lie, though no gradient is asked for of them."""
+    for t in tensors:
+        t.__dict__["_is_state"] = True
 
 
 def is_constant(u: UOp) -> bool:
@@ -133,4 +139,4 @@ def resolved(x: Any, values: dict[int, Tensor]) -> Any:
     return x
 
 
-__all__ = ["External", "UnknownArgument", "Value", "resolved", "told"]
+__all__ = ["External", "UnknownArgument", "Value", "note_state", "resolved", "told"]

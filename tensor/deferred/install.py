@@ -99,9 +99,13 @@ def _read(fn: Callable[..., Any]) -> Callable[..., Any]:
         with LOCK:  # (what was computed is read before another thread finds a fault, and takes it for its own)
             _have_read([x for x in args if isinstance(x, Tensor)])
             stored = args[0].__dict__.get("_stored")
-            if stored is None:
-                return fn(*args, **kwargs)
-            return args[0] if fn.__name__ == "realize" else fn(stored, *args[1:], **kwargs)
+            THREAD.is_inside = True
+            try:
+                if stored is None:
+                    return fn(*args, **kwargs)
+                return args[0] if fn.__name__ == "realize" else fn(stored, *args[1:], **kwargs)
+            finally:
+                THREAD.is_inside = False
 
     return read
 

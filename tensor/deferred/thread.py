@@ -38,13 +38,13 @@ def forget_traces() -> None:
         tree.forget()
 
 
-def step(optimizer: Any, fn: Callable[[], Any], params: list[Tensor]) -> None:
-    """A step of an optimiser ends this thread's trace, and is a part of it."""
+def step(optimizer: Any, prepare: Callable[[], Any], fn: Callable[[], Any], params: list[Tensor]) -> None:
+    """A step of an optimiser ends this thread's trace, and is a part of it, but for what it does to `prepare`."""
     if not FOLLOW or THREAD.is_inside:
         fn()
     else:
         flush_writers(THREAD.trace)
-        THREAD.trace.step(optimizer, fn, params)
+        THREAD.trace.step(optimizer, prepare, fn, params)
 
 
 __all__ = ["THREAD", "at_once", "flush_trace", "forget_traces", "step"]

@@ -34,9 +34,10 @@ from manygrad.tensor.grad_mode import is_grad_enabled, set_grad_enabled
 from manygrad.tensor.lock import LOCK
 from manygrad.tensor.ops.random import drawing_as, thread_of_draws
 from manygrad.tensor.source import standing_at, user_line
-from manygrad.tensor.storage import LIVE, MOVES, before_change, sharing
+from manygrad.tensor.storage import LIVE, MOVES, before_change, is_one_storage, sharing
 from manygrad.tensor.tensor import Tensor, _training
-from manygrad.tensor.uop.views import memory
+from manygrad.tensor.uop import Ops, UOp
+from manygrad.tensor.uop.views import memory, rebased
 
 MOST_CALLS = 20_000  # are put off; then they are made
 _serials = itertools.count(1)
@@ -79,10 +80,23 @@ class DeferredCall:
 class Read:
     """In the place among calls where values were read: they are stored from then on."""
 
-    __slots__ = ("stored",)
+    __slots__ = ("memories", "stored")
 
-    def __init__(self, stored: dict[int, Tensor]) -> None:
-        self.stored = stored  # by number
+    def __init__(self, read: dict[int, Tensor]) -> None:
+        """`read`: by number."""
+        self.stored = {n: t.uop for n, t in read.items()}
+        self.memories: dict[UOp, Tensor] = {}  # what they lie in, whole
+        for t in read.values():
+            base = memory(t.uop)
+            if base.op is Ops.BUFFER and base not in self.memories:
+                with set_grad_enabled(True):
+                    self.memories[base] = t._new(base)
+
+    def node(self, number: int) -> UOp:
+        """Where this value lies; while calls are captured, in an input of the capture's own."""
+        u = self.stored[number]
+        found = self.memories.get(memory(u))
+        return u if found is None else rebased(u, memory(u), found.uop)
 
     def used(self) -> list[int]:
         return list(self.stored)
@@ -132,6 +146,7 @@ class Trace:
         self.put_off: list[DeferredCall | Read] = []
         self.external = External()
         self.values: list[weakref.ref[Tensor]] = []  # the tensor of each value
+        self.storages: list[int] = []  # of each value, the first one that is one storage with it
         self.writes = False  # something that is put off
         self.leaves: list[Tensor] = []  # whose gradients are put off
         self.has_read = False  # values, and goes on
@@ -192,8 +207,14 @@ class Trace:
 
     def _promise(self, spec: Any) -> DeferredTensor:
         t = deferred(self, len(self.values), spec)
-        self.values.append(weakref.ref(t))
+        self._number(t, spec)
         return t
+
+    def _number(self, t: Tensor, spec: Spec) -> None:
+        """`t` is the next value."""
+        number = len(self.values)
+        self.values.append(weakref.ref(t))
+        self.storages.append(number if spec.storage < 0 else spec.storage)
 
     def refuse(self, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """A call that cannot be put off; it and what follows, up to the next ending, are made as they come."""
@@ -209,6 +230,7 @@ class Trace:
         LIVE.newer(self)
         out = self._inside(fn, args, kwargs)
         child = self.node.children.get(key)
+        is_new = child is None
         if child is not None:
             child.is_known = True
         else:
@@ -220,16 +242,23 @@ class Trace:
                 child.writes = True
                 self.external.note_written()
         LIVE.forget(self)
-        self._go_to(child, [t for t, r in zip(out if child.kind else [out], child.results) if type(r) is Spec])
+        made = [t for t, r in zip(out if child.kind else [out], child.results) if type(r) is Spec]
+        self._go_to(child, made, is_new)
         return out
 
-    def _go_to(self, child: TraceNode, made: list[Any]) -> None:
-        """A call has been made, and gave these tensors."""
+    def _go_to(self, child: TraceNode, made: list[Any], is_new: bool = False) -> None:
+        """A call has been made, and gave these tensors. `is_new`: nobody made it here before."""
         self.node = child
         self.is_off = not child.is_followed
-        for t in made if child.is_followed else ():
+        if self.is_off:
+            return
+        specs = [r for r in child.results if type(r) is Spec]
+        for t, spec in zip(made, specs, strict=True):
+            if is_new and t._storage is not None:
+                known = [n for n, x in self._living() if is_one_storage(t, x)]
+                spec.storage = self.storages[known[0]] if known else -1
             t.__dict__["_value"] = (self.serial, len(self.values))
-            self.values.append(weakref.ref(t))
+            self._number(t, spec)
 
     def _inside(self, fn: Any, args: Any, kwargs: Any) -> Any:
         before, THREAD.is_inside = THREAD.is_inside, True
@@ -341,13 +370,16 @@ class Trace:
 
     def _needed(self, targets: Sequence[int]) -> list[DeferredCall | Read]:
         """The calls that these values stand on."""
-        found: list[DeferredCall | Read] = []
-        needed = set(targets)
-        for call in reversed(self.put_off):
-            if not needed.isdisjoint(call.gives()):
-                found.append(call)
+        needed, found = set(targets), set()
+        for i, call in reversed(list(enumerate(self.put_off))):
+            if type(call) is DeferredCall and not needed.isdisjoint(call.gives()):
+                found.add(i)
                 needed.update(call.used())
-        return found[::-1]
+        return [
+            call
+            for i, call in enumerate(self.put_off)
+            if i in found or (type(call) is Read and not needed.isdisjoint(call.stored))
+        ]
 
     def _make_all(
         self, calls: list[DeferredCall | Read], values: dict[int, Tensor], is_settled: bool, wanted: Sequence[int] = ()
@@ -356,17 +388,22 @@ class Trace:
         last = {n: i for i, call in enumerate(calls) for n in call.used()}
         for i, call in enumerate(calls):
             if type(call) is Read:
-                for n, stored in call.stored.items():
-                    engine().remember(stored, values[n])
-                    if is_settled and (d := self.values[n]()) is not None:
-                        settle(d, stored)
-                    values[n] = stored
+                others = list({id(t): t for t in (*values.values(), *(self._made() if is_settled else ()))}.values())
+                read = [n for n in call.stored if n in values]
+                engine().take_stored([(values[n], call.node(n)) for n in read], others)
+                for n in read:
+                    if last[n] <= i and n not in wanted:
+                        del values[n]
                 continue
             assert type(call) is DeferredCall
             made = self._run(call, values, is_settled)
             for n in {*call.used(), *made}:
                 if last.get(n, i) <= i and n not in wanted:
                     del values[n]
+
+    def _made(self) -> list[Tensor]:
+        """The values that are made, and that somebody has."""
+        return [t for _, t in self._living() if type(t) is Tensor]
 
     def _check(self) -> None:
         x = self.external
@@ -404,8 +441,9 @@ class Trace:
 
     # *** endings ***
 
-    def step(self, optimizer: Any, step: Callable[[], Any], params: list[Tensor]) -> None:
-        """A step of an optimiser, with all calls before it."""
+    def step(self, optimizer: Any, prepare: Callable[[], Any], step: Callable[[], Any], params: list[Tensor]) -> None:
+        """A step of an optimiser, with all calls before it. `prepare`: what it does before its first step, and again
+        where parameters were replaced since; that is not captured."""
         grads: list[Any] = []
         for p in params:
             g = p._grad
@@ -413,22 +451,27 @@ class Trace:
                 self.is_off = True
                 break
             grads.append(None if g is None else g.__dict__["_value"][1])
-        if not self._end(
-            ("step", OPTIMIZERS.setdefault(optimizer, next(_serials)), *grads, *settings(optimizer)), step, ()
-        ):
+        what = ("step", OPTIMIZERS.setdefault(optimizer, next(_serials)), *grads, *settings(optimizer))
+        if not self._end(what, step, (), prepare):
             self._inside(step, (), {})
 
     def read(self, numbers: Sequence[int] = ()) -> None:
         """Values are about to be read: these, or, without numbers, of something else."""
-        self._end(("read", *numbers), None, numbers)
+        self._end(("read",), None, numbers)
 
-    def _end(self, what: Key, step: Callable[[], Any] | None, targets: Sequence[int]) -> bool:
+    def _end(
+        self,
+        what: Key,
+        step: Callable[[], Any] | None,
+        targets: Sequence[int],
+        prepare: Callable[[], Any] = lambda: None,
+    ) -> bool:
         """Whether all that was put off is done now, up to what goes on after a read."""
         done = goes_on = False
         try:
             if not self.is_off and self.node is not self.tree.root and overridden.get() is None:
                 with LOCK:
-                    done, goes_on = self._finish(what, step, targets)
+                    done, goes_on = self._finish(what, step, targets, prepare)
             if not done:
                 self.flush()
         finally:
@@ -440,24 +483,30 @@ class Trace:
         """The values that somebody has, each with its number."""
         return [(n, t) for n, ref in enumerate(self.values) if (t := ref()) is not None]
 
-    def _finish(self, what: Key, step: Callable[[], Any] | None, targets: Sequence[int]) -> tuple[bool, bool]:
+    def _finish(
+        self, what: Key, step: Callable[[], Any] | None, targets: Sequence[int], prepare: Callable[[], Any]
+    ) -> tuple[bool, bool]:
         """(whether what was put off is done, whether the trace goes on after a read)"""
         if step is not None:
+            if not any(k[:-1] == what and e.replay is not None for k, e in self.node.endings.items()):
+                self._inside(prepare, (), {})  # (what it changes, and was put off to be read, is made before)
             self._drop_gradients()
         living = self._living()
-        others = [n for n, _ in living if n not in targets]
-        key = (*what, tuple(n for n, _ in living)) if step is not None else what
+        if targets:
+            storages = {self.storages[n] for n in targets}
+            targets = [n for n, _ in living if self.storages[n] in storages]
+        others = [n for n, t in living if n not in targets]
+        key = (*what, tuple(n for n, _ in living)) if step is not None else (*what, *targets)
         ending = self.node.endings.get(key)
         if ending is None:
             ending = self.node.endings[key] = TraceEnding()
             self.node.note_new()
         if not self.put_off or not self.is_following:
-            return False, step is None and self._went_on(what, targets, others, ending)
+            return False, step is None and self._went_on(key, targets, others, ending)
         self._check()
         if step is None and ending.replay is None:  # (what is read must not write, nor make gradients)
             backward = any(type(c) is DeferredCall and c.node.gradients for c in self._needed(targets))
-            views = bool(others) and any(t._spec.is_view for _, t in living if type(t) is DeferredTensor)
-            ending.is_plain = self.writes or backward or views or not targets
+            ending.is_plain = self.writes or backward or not targets
         if ending.is_plain:
             self.node.note_plain()
         if ending.is_plain or (ending.replay is not None and not ending.replay.fits()):
@@ -468,7 +517,7 @@ class Trace:
         out = self._computed(ending, step, wanted)
         self.tree.note_use(ending)
         if step is None and (others or ending.has_history):
-            self._stay(what, dict(zip(targets, out)))
+            self._stay(key, dict(zip(targets, out)))
             return True, True
         for (_, t), now in zip([(n, t) for n, t in living if n in wanted], out):
             settle(t, now)
@@ -520,7 +569,7 @@ class Trace:
         if step is not None or self.writes:
             flush_others(self)
         inputs = self.external.inputs()
-        inputs += [t for call in self.put_off if type(call) is Read for t in call.stored.values()]
+        inputs += [t for call in self.put_off if type(call) is Read for t in call.memories.values()]
         values: dict[int, Tensor] = {}
         gradients = [(t, t._grad) for t in self.leaves]  # (of a read: they are put off still)
         for t in self.leaves:

@@ -19,7 +19,6 @@ from typing import Any, Protocol
 from manygrad.tensor.dtype import DType
 from manygrad.tensor.tensor import Tensor
 from manygrad.tensor.uop import UOp
-from manygrad.tensor.uop.views import STEPS
 
 MOST_CHILDREN = 64  # of a node: a call that is another one each time (a number that counts) is not followed
 MOST_NODES = 4096  # of a thread's tree; then it begins anew
@@ -43,13 +42,13 @@ class TraceReplay(Protocol):
 class Spec:
     """A tensor that a call makes: enough to answer what a program asks of it before it is computed."""
 
-    __slots__ = ("device", "dtype", "home", "is_view", "requires_grad", "shape")
+    __slots__ = ("device", "dtype", "home", "requires_grad", "shape", "storage")
 
     def __init__(self, shape: tuple[int, ...], dtype: DType, device: str | None, home: str) -> None:
         """`device`: None of constants; `home`: where those live."""
         self.shape, self.dtype, self.device, self.home = shape, dtype, device, home
         self.requires_grad: bool | None = None  # nobody has asked yet
-        self.is_view = False  # of another value, whose memory it may share
+        self.storage = -1  # the number of the first value that is one storage with it; -1: itself
 
     @staticmethod
     def of(t: Tensor) -> Spec | None:
@@ -58,9 +57,7 @@ class Spec:
         is_plain = type(t) is Tensor and all(type(d) is int for d in u.shape)
         if not is_plain or isinstance(u.device, tuple) or isinstance(t._device, tuple):
             return None
-        spec = Spec(u.shape, u.dtype, u.device, t._device)
-        spec.is_view = u.op in STEPS
-        return spec
+        return Spec(u.shape, u.dtype, u.device, t._device)
 
 
 class TraceEnding:

@@ -171,5 +171,4 @@ def check(program: Program) -> None:
             assert a == b
             continue
         assert a.shape == b.shape and a.dtype == b.dtype, f"value {k}"
-        # (the last bit may differ where values are read one by one: docs/fast_loops.md)
-        np.testing.assert_allclose(a, b, 2e-5, 2e-5, err_msg=f"value {k} of {len(want)}")
+        np.testing.assert_array_equal(a, b, err_msg=f"value {k} of {len(want)}")

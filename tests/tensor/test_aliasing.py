@@ -8,6 +8,7 @@ nothing).
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -458,3 +459,30 @@ def test_a_slice_that_nothing_else_refers_to_is_stored_by_itself() -> None:
         flat = x.reshape(-1)
         x.fill_(7)
         assert flat.tolist() == ([0, 1, 6, 7, 12, 13, 18, 19] if whole_is_held else [7] * 8)
+
+
+STEPS = ("read base", "read view", "write base", "write view")
+
+
+@pytest.mark.parametrize("first", STEPS)
+@pytest.mark.parametrize("detached", [False, True])
+def test_a_view_and_its_base_with_a_history(first: str, detached: bool) -> None:
+    """A value that a gradient flows through is made anew by a write; it is one storage with its views before and after,
+    whether it was read in between or not."""
+    for order in itertools.product((first,), STEPS, STEPS, STEPS):
+        leaf = Tensor([[1.0, 2.0], [3.0, 4.0]], requires_grad=True)
+        base = (leaf * 2).detach() if detached else leaf * 2
+        view = base[1]
+        want = np.array([[2.0, 4.0], [6.0, 8.0]], np.float32)
+        for step in order:
+            if step == "write base":
+                base += 1
+                want += 1
+            elif step == "write view":
+                view *= 3
+                want[1] *= 3
+            else:
+                what, t = (want, base) if step == "read base" else (want[1], view)
+                np.testing.assert_array_equal(t.numpy(), what, str(order))
+        np.testing.assert_array_equal(view.numpy(), want[1], str(order))
+        np.testing.assert_array_equal(base.numpy(), want, str(order))

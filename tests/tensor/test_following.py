@@ -367,3 +367,43 @@ def test_another_optimiser_of_the_same_parameters_has_its_own_state() -> None:
         return [*found, *loop.state()]
 
     same(run)
+
+
+READS: dict[str, Callable[[Tensor], list[Tensor]]] = {
+    "a view, then its base": lambda h: [h[1], h],
+    "a base, then its view": lambda h: [h, h[1]],
+    "two views": lambda h: list(h.chunk(2)),
+    "a view of a view": lambda h: [h.reshape(-1)[2:9].reshape(7, 1), h.T, h],
+    "what is made of what is read": lambda h: [h, h.exp() * 3, h.exp()],
+    "what is made of a part": lambda h: [h[0], (h * h).sum(), h],
+    "the same twice": lambda h: [h * 2, h * 2],
+}
+
+
+@pytest.mark.parametrize("name", READS)
+@pytest.mark.parametrize("wait", [False, True])
+@pytest.mark.parametrize("write", [False, True])
+def test_values_read_one_after_the_other(name: str, wait: bool, write: bool, counts: Counts) -> None:
+    """A read stores what is one storage with it, and what is made of it reads it there; a write is seen in all."""
+
+    def run() -> list[np.ndarray]:
+        Tensor.manual_seed(1)
+        layer, found = nn.Linear(4, 6), []
+        for i in range(8):
+            h = layer(Tensor(array(3, 4, seed=i))).tanh()
+            if write:
+                h = h.detach()
+            values = READS[name](h)
+            for t in values:
+                found.append(t.numpy())
+                if wait:
+                    found.append(h.numpy())
+                if write:
+                    t += 1.0
+            found += [t.numpy() for t in values]
+            later = (values[0] * 3 + values[-1].sum()).sum()
+            found += [h.numpy(), later.numpy()]
+        return found
+
+    same(run)
+    assert counts.replays >= 5 or write
