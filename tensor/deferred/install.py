@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar, cast
 
+from manygrad.tensor.deferred.endings import end_with_read
 from manygrad.tensor.deferred.trace import THREAD, WRITING, flush_writers
 from manygrad.tensor.environment import FOLLOW
 from manygrad.tensor.lock import LOCK
@@ -117,9 +118,9 @@ def _have_read(tensors: list[Tensor]) -> None:
     values = [x.__dict__ for x in tensors if trace.has(x)]
     numbers = [d["_value"][1] for d in values if "_stored" not in d]
     if numbers and len(numbers) == len(tensors):
-        trace.read(numbers)
+        end_with_read(trace, numbers)
     elif trace.writes or trace.is_off or any(type(x) is Tensor and x.uop.op is not Ops.BUFFER for x in tensors):
-        trace.read()
+        end_with_read(trace)
 
 
 def put_functions_off(module: dict[str, Any], names: Iterable[str]) -> None:

@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from manygrad.tensor.deferred.trace import PUT_OFF, THREAD, TREES, flush_writers
+from manygrad.tensor.deferred.endings import end_with_step
+from manygrad.tensor.deferred.trace import PUT_OFF, THREAD, flush_writers
+from manygrad.tensor.deferred.tree import TREES
 from manygrad.tensor.environment import FOLLOW
 from manygrad.tensor.tensor import Tensor
 
@@ -44,7 +46,7 @@ def step(optimizer: Any, prepare: Callable[[], Any], fn: Callable[[], Any], para
         fn()
     else:
         flush_writers(THREAD.trace)
-        THREAD.trace.step(optimizer, prepare, fn, params)
+        end_with_step(THREAD.trace, optimizer, prepare, fn, params)
 
 
 __all__ = ["THREAD", "at_once", "flush_trace", "forget_traces", "step"]

@@ -25,6 +25,7 @@ MOST_NODES = 4096  # of a thread's tree; then it begins anew
 MOST_CAPTURES = 128  # of a thread, the last used ones
 MOST_BYTES = 1 << 30  # of memory that these hold; the last used one may hold more
 Key = tuple[Any, ...]
+TREES: weakref.WeakSet[TraceTree] = weakref.WeakSet()
 
 
 class TraceReplay(Protocol):
@@ -85,6 +86,14 @@ class TraceNode:
         self.is_plain = False  # whatever ends below it cannot be captured
         self.refs: list[weakref.ref[Any]] = []  # of the state that its key names by id
         self.is_known = False  # it was come to more than once
+
+    def ending(self, key: Key) -> TraceEnding:
+        """What ends a trace here in this way."""
+        found = self.endings.get(key)
+        if found is None:
+            found = self.endings[key] = TraceEnding()
+            self.note_new()
+        return found
 
     def hold(self, key: Key, state: Sequence[tuple[Tensor, UOp]]) -> None:
         """The node goes with the state that its key names."""
@@ -151,14 +160,44 @@ class TraceNode:
             node = node.parent
 
 
+class TraceTree:
+    """What a thread's traces have been, and what was captured of them."""
+
+    def __init__(self) -> None:
+        TREES.add(self)
+        self.root = TraceNode()
+        self.nodes = 0
+        # the last used one last; one goes with its node
+        self.captures: weakref.WeakValueDictionary[int, TraceEnding] = weakref.WeakValueDictionary()
+
+    def forget(self) -> None:
+        self.root, self.nodes = TraceNode(), 0
+        self.captures.clear()
+
+    def note_use(self, ending: TraceEnding) -> None:
+        """It stays, and others used longer ago go where all together hold too much memory."""
+        captures = self.captures
+        captures.pop(id(ending), None)
+        if ending.replay is not None:
+            captures[id(ending)] = ending
+        while len(captures) > 1 and (len(captures) > MOST_CAPTURES or self.nbytes() > MOST_BYTES):
+            captures.pop(next(iter(captures.keys()))).replay = None
+
+    def nbytes(self) -> int:
+        """Memory that the captures hold."""
+        return sum(e.replay.nbytes for e in self.captures.values() if e.replay is not None)
+
+
 __all__ = [
     "MOST_BYTES",
     "MOST_CAPTURES",
     "MOST_CHILDREN",
     "MOST_NODES",
+    "TREES",
     "Key",
     "Spec",
     "TraceEnding",
     "TraceNode",
     "TraceReplay",
+    "TraceTree",
 ]

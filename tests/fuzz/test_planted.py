@@ -20,7 +20,7 @@ from manygrad.runtime.codegen.pipeline import rendered
 from manygrad.runtime.jit import following
 from manygrad.runtime.jit.results import ResultMemory
 from manygrad.runtime.jit.tiny_jit import JitError
-from manygrad.tensor.deferred import arguments, trace
+from manygrad.tensor.deferred import arguments, endings, trace
 from manygrad.tensor.environment import FOLLOW
 from manygrad.tensor.guards import Guards
 from manygrad.tensor.uop import UOp
@@ -101,7 +101,7 @@ told_external = arguments.External.told
 FAULTS_OF_LOOPS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "a number left out of keys": lambda: patch.object(trace, "told", without(int)),
     "state that is not told apart": lambda: patch.object(arguments.External, "told", nothing_is_state),
-    "options of an optimiser forgotten": lambda: patch.object(trace, "settings", lambda optimizer: []),
+    "options of an optimiser forgotten": lambda: patch.object(endings, "settings", lambda optimizer: []),
     "results written again": lambda: patch.object(ResultMemory, "is_free", lambda memory: True),
     "gradients not set": lambda: patch.object(ResultMemory, "give", lambda memory: None),
 }

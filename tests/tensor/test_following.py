@@ -14,7 +14,7 @@ import pytest
 from manygrad import Context, Tensor, TinyJit, dtypes, nn, no_grad
 from manygrad.nn import functional as F
 from manygrad.runtime.storage import STORAGE
-from manygrad.tensor.deferred import trace
+from manygrad.tensor.deferred import endings, trace, tree
 from manygrad.tensor.deferred.tensors import DeferredTensor
 from manygrad.tensor.deferred.trace import PUT_OFF, THREAD, Trace
 from manygrad.tensor.deferred.tree import MOST_CHILDREN
@@ -30,20 +30,20 @@ class Counts:
 
 @pytest.fixture
 def counts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counts]:
-    found, computed, flush = Counts(), Trace._computed, Trace.flush
+    found, computed, flush = Counts(), endings.computed, Trace.flush
 
-    def counted(self: Trace, ending: Any, step: Any, wanted: Any) -> Any:
+    def counted(trace: Trace, ending: Any, *rest: Any) -> Any:
         if ending.replay is None:
             found.captures += 1
         else:
             found.replays += 1
-        return computed(self, ending, step, wanted)
+        return computed(trace, ending, *rest)
 
     def flushed(self: Trace) -> None:
         found.flushes += bool(self.put_off)
         flush(self)
 
-    monkeypatch.setattr(Trace, "_computed", counted)
+    monkeypatch.setattr(endings, "computed", counted)
     monkeypatch.setattr(Trace, "flush", flushed)
     yield found
 
@@ -322,12 +322,12 @@ def test_what_a_key_says_is_all_that_a_call_depends_on() -> None:
 def test_captures_hold_no_more_memory_than_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of many shapes those that were used last stay, however large one is."""
     x = Tensor(array(1000, 50)).realize()
-    monkeypatch.setattr(trace, "MOST_BYTES", 200_000)
+    monkeypatch.setattr(tree, "MOST_BYTES", 200_000)
     for rows in (200, 400, 600, 800, 1000):
         for _ in range(3):
             (x[:rows] @ x[:50] + 1).softmax(0).sum(0).numpy()
-        tree = THREAD.trace.tree
-        assert tree.nbytes() <= 200_000 or len(tree.captures) == 1
+        mine = THREAD.trace.tree
+        assert mine.nbytes() <= 200_000 or len(mine.captures) == 1
 
 
 def test_the_default_type_is_part_of_a_key(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,161 @@
+"""Calls that are put off: what each calls, the values that they give, and how they are made in the end."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+from manygrad.tensor.deferred.arguments import External, Value, resolved
+from manygrad.tensor.deferred.tensors import settle
+from manygrad.tensor.deferred.tree import Spec, TraceNode
+from manygrad.tensor.engine import engine
+from manygrad.tensor.grad_mode import is_grad_enabled, set_grad_enabled
+from manygrad.tensor.source import standing_at
+from manygrad.tensor.storage import is_one_storage
+from manygrad.tensor.tensor import Tensor, _training
+from manygrad.tensor.uop import Ops, UOp
+from manygrad.tensor.uop.views import memory, rebased
+
+
+class DeferredCall:
+    """A call that is put off: what it calls, with what, in which modes, and the number of the first value it makes."""
+
+    __slots__ = ("args", "first", "grad", "kwargs", "node", "training")
+
+    def __init__(self, node: TraceNode, args: Sequence[Any], kwargs: dict[str, Any], first: int) -> None:
+        self.node, self.args, self.kwargs, self.first = node, args, kwargs, first
+        self.grad, self.training = is_grad_enabled(), _training.get()
+
+    def gives(self) -> range:
+        """Numbers of the values that it makes."""
+        count = sum(type(r) is Spec for r in self.node.results)
+        return range(self.first, self.first + count)
+
+    def used(self) -> list[int]:
+        """Numbers of the values among its arguments."""
+        found: list[int] = []
+        todo = [*self.args, *self.kwargs.values()]
+        while todo:
+            x = todo.pop()
+            if type(x) is Value:
+                found.append(x.number)
+            elif type(x) in (tuple, list):
+                todo += x
+            elif type(x) is slice:
+                todo += (x.start, x.stop, x.step)
+        return found
+
+
+class Read:
+    """In the place among calls where values were read: they are stored from then on."""
+
+    __slots__ = ("memories", "stored")
+
+    def __init__(self, read: dict[int, Tensor]) -> None:
+        """`read`: by number."""
+        self.stored = {n: t.uop for n, t in read.items()}
+        self.memories: dict[UOp, Tensor] = {}  # what they lie in, whole
+        for t in read.values():
+            base = memory(t.uop)
+            if base.op is Ops.BUFFER and base not in self.memories:
+                with set_grad_enabled(True):
+                    self.memories[base] = t._new(base)
+
+    def node(self, number: int) -> UOp:
+        """Where this value lies; while calls are captured, in an input of the capture's own."""
+        u = self.stored[number]
+        found = self.memories.get(memory(u))
+        return u if found is None else rebased(u, memory(u), found.uop)
+
+    def used(self) -> list[int]:
+        return list(self.stored)
+
+    gives = used
+
+
+class TraceValues:
+    """The values of a trace, by number."""
+
+    def __init__(self) -> None:
+        self.refs: list[weakref.ref[Tensor]] = []  # the tensor of each
+        self.storages: list[int] = []  # of each, the first one that is one storage with it
+
+    def __len__(self) -> int:
+        return len(self.refs)
+
+    def add(self, t: Tensor, spec: Spec) -> None:
+        """`t` is the next value."""
+        self.storages.append(len(self.refs) if spec.storage < 0 else spec.storage)
+        self.refs.append(weakref.ref(t))
+
+    def living(self) -> list[tuple[int, Tensor]]:
+        """Those that somebody has, each with its number."""
+        return [(n, t) for n, ref in enumerate(self.refs) if (t := ref()) is not None]
+
+    def storage_of(self, t: Tensor) -> int:
+        """The number of the first value that is one storage with `t`, a new one; -1: it is the first."""
+        if t._storage is None:
+            return -1
+        return next((self.storages[n] for n, x in self.living() if is_one_storage(t, x)), -1)
+
+    def one_storage(self, numbers: Sequence[int], living: list[tuple[int, Tensor]]) -> list[int]:
+        """The numbers of those that live and are one storage with these: they are stored as one."""
+        storages = {self.storages[n] for n in numbers}
+        return [n for n, _ in living if self.storages[n] in storages]
+
+
+class Making:
+    """Calls that were put off are made. `values`: what they gave, by number, for as long as it is used or wanted.
+
+    `settled`: the values of the trace, whose tensors become what is made for them; None where calls are captured.
+    """
+
+    def __init__(self, external: External, settled: TraceValues | None = None) -> None:
+        self.external, self.settled = external, settled
+        self.values: dict[int, Tensor] = {}
+
+    def make(self, calls: Sequence[DeferredCall | Read], wanted: Sequence[int] = ()) -> None:
+        """Makes these calls. A value goes with its last use, if it is not wanted: as a program's own do."""
+        last = {n: i for i, call in enumerate(calls) for n in call.used()}
+        for i, call in enumerate(calls):
+            numbers = self._take(call) if isinstance(call, Read) else self._make(call)
+            for n in numbers:
+                if last.get(n, i) <= i and n not in wanted:
+                    del self.values[n]
+
+    def _take(self, read: Read) -> set[int]:
+        """These values are stored from here on; gives their numbers."""
+        values = self.values
+        numbers = [n for n in read.stored if n in values]
+        others = {id(t): t for t in values.values()}
+        if self.settled is not None:
+            others |= {id(t): t for _, t in self.settled.living() if type(t) is Tensor}
+        engine().take_stored([(values[n], read.node(n)) for n in numbers], list(others.values()))
+        return set(numbers)
+
+    def _make(self, call: DeferredCall) -> set[int]:
+        """Makes one call; gives the numbers of what it used and made."""
+        node, values = call.node, self.values
+        args = [resolved(x, values) for x in call.args]
+        kwargs = {k: resolved(x, values) for k, x in call.kwargs.items()}
+        token = _training.set(call.training)
+        try:
+            with set_grad_enabled(call.grad), standing_at(node.line):
+                out = node.fn(*args, **kwargs)
+        finally:
+            _training.reset(token)
+        if node.gradients:
+            made = [self.external.tensors[i]._grad for i in node.gradients]
+        else:
+            made = [t for t, r in zip([out] if node.kind is None else out, node.results) if type(r) is Spec]
+        for number, t in enumerate(made, call.first):
+            assert t is not None
+            d = None if self.settled is None else self.settled.refs[number]()
+            if d is not None:
+                settle(d, t)
+            values[number] = t if d is None else d
+        return {*call.used(), *call.gives()}
+
+
+__all__ = ["DeferredCall", "Making", "Read", "TraceValues"]

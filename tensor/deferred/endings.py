@@ -1,0 +1,235 @@
+"""How a trace ends: an optimiser steps, or a value is read. Where all of it was followed so far, it is one replay."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from manygrad.tensor.deferred.calls import DeferredCall, Making, Read
+from manygrad.tensor.deferred.tensors import settle
+from manygrad.tensor.deferred.trace import Trace, begin, flush_others
+from manygrad.tensor.deferred.tree import Key, TraceEnding, TraceNode
+from manygrad.tensor.engine import engine
+from manygrad.tensor.environment import overridden
+from manygrad.tensor.lock import LOCK
+from manygrad.tensor.tensor import Tensor
+from manygrad.tensor.uop.views import memory
+
+OPTIMIZERS: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # each one's own number
+_numbers = itertools.count(1)
+
+
+# *** an optimiser's step ***
+
+
+def end_with_step(
+    trace: Trace, optimizer: Any, prepare: Callable[[], Any], step: Callable[[], Any], params: list[Tensor]
+) -> None:
+    """Makes a step of an optimiser, with all calls before it. `prepare`: what it does before its first step, and again
+    where parameters were replaced since; that is not captured."""
+    grads: list[Any] = []
+    for p in params:
+        g = p._grad
+        if g is not None and not trace.has(g):
+            trace.is_off = True
+            break
+        grads.append(None if g is None else g.__dict__["_value"][1])
+    what = ("step", OPTIMIZERS.setdefault(optimizer, next(_numbers)), *grads, *settings(optimizer))
+    done = False
+    try:
+        if may_be_replayed(trace):
+            with LOCK:
+                done = step_as_one(trace, what, prepare, step)
+        if not done:
+            trace.flush()
+    finally:
+        begin(trace.tree)
+    if not done:
+        trace.inside(step, (), {})
+
+
+def settings(optimizer: Any) -> list[Any]:
+    """What a step of an optimiser depends on besides tensors."""
+    found: list[Any] = []
+    for group in optimizer.param_groups:
+        found.append(len(group["params"]))
+        found += [(k, str(v)) for k, v in group.items() if k != "params" and k not in group.variable]
+    return found
+
+
+def step_as_one(trace: Trace, what: Key, prepare: Callable[[], Any], step: Callable[[], Any]) -> bool:
+    """Whether the step is made, with all calls before it, by a replay or a recording."""
+    if not any(k[:-1] == what and e.replay is not None for k, e in trace.node.endings.items()):
+        trace.inside(prepare, (), {})  # (what it changes, and was put off to be read, is made before)
+    trace.drop_gradients()
+    living = trace.values.living()
+    numbers = [n for n, _ in living]
+    ending = trace.node.ending((*what, tuple(numbers)))
+    if not trace.put_off or not trace.is_following:
+        return False
+    trace.check()
+    if not may_replay(trace, ending, writes=True):
+        return False
+
+    out = computed(trace, ending, trace.put_off, step, numbers)
+    for (_, t), now in zip(living, out):
+        settle(t, now)
+    trace.is_done()
+    return True
+
+
+# *** values that are read ***
+
+
+def end_with_read(trace: Trace, numbers: Sequence[int] = ()) -> None:
+    """Values are about to be read: these, or, without numbers, what may depend on any call. Where somebody has others,
+    or may differentiate these, the trace goes on, and these are stored from here on."""
+    done = goes_on = False
+    try:
+        if may_be_replayed(trace):
+            with LOCK:
+                done, goes_on = read_as_one(trace, numbers)
+        if not done:
+            trace.flush()
+    finally:
+        if not goes_on:
+            begin(trace.tree)
+
+
+def read_as_one(trace: Trace, numbers: Sequence[int]) -> tuple[bool, bool]:
+    """(whether the values are there, whether the trace goes on)"""
+    living = trace.values.living()
+    numbers = trace.values.one_storage(numbers, living) if numbers else ()
+    has_others = len(living) > len(numbers)
+    key = ("read", *numbers)
+    ending = trace.node.ending(key)
+    if not trace.put_off or not trace.is_following:  # (they were made as they came)
+        if ending.has_history is None:
+            ending.has_history = any(t.requires_grad for n, t in living if n in numbers)
+        goes_on = bool(numbers) and (has_others or ending.has_history)
+        if goes_on:
+            go_on(trace, key)
+        return False, goes_on
+    trace.check()
+    needed: list[DeferredCall | Read] = []
+    if ending.replay is None:  # (what is read must not write, nor make gradients)
+        needed = needed_for(trace, numbers)
+        backward = any(type(c) is DeferredCall and c.node.gradients for c in needed)
+        ending.is_plain = trace.writes or backward or not numbers
+    if not may_replay(trace, ending, trace.writes):
+        return False, False
+
+    out = computed(trace, ending, needed, None, numbers)
+    read = dict(zip(numbers, out))
+    if has_others or ending.has_history:
+        for n, t in living:
+            if n in read:
+                t.__dict__["_stored"] = read[n]
+        trace.put_off.append(Read(read))
+        go_on(trace, key)
+        return True, True
+    for n, t in living:
+        settle(t, read[n])
+    trace.is_done()
+    return True, False
+
+
+def go_on(trace: Trace, key: Key) -> None:
+    """The trace goes on after a read."""
+    child = trace.node.children.get(key)
+    if child is None:
+        child = trace.node.children[key] = TraceNode(trace.node)
+    trace.node = child
+    trace.has_read = True
+
+
+def needed_for(trace: Trace, numbers: Sequence[int]) -> list[DeferredCall | Read]:
+    """The calls that these values stand on, and the reads of what they stand on."""
+    needed, found = set(numbers), set()
+    for i, call in reversed(list(enumerate(trace.put_off))):
+        if type(call) is DeferredCall and not needed.isdisjoint(call.gives()):
+            found.add(i)
+            needed.update(call.used())
+    return [
+        call
+        for i, call in enumerate(trace.put_off)
+        if i in found or (type(call) is Read and not needed.isdisjoint(call.stored))
+    ]
+
+
+# *** both ***
+
+
+def may_be_replayed(trace: Trace) -> bool:
+    return not trace.is_off and trace.node is not trace.tree.root and overridden.get() is None
+
+
+def may_replay(trace: Trace, ending: TraceEnding, writes: bool) -> bool:
+    """Whether an ending can be captured, or the capture of it be replayed now."""
+    if ending.is_plain:
+        trace.node.note_plain()
+        return False
+    if ending.replay is not None and not ending.replay.fits():
+        return False
+    return not (writes and shares_state(trace, ending))
+
+
+def shares_state(trace: Trace, ending: TraceEnding) -> bool:
+    """Whether a value that may be another each time lies in the memory of state, which may be written meanwhile."""
+    x = trace.external
+    if ending.state is None:
+        ending.state = {id(memory(u)) for u, state in zip(x.nodes, x.is_state) if state}
+    return any(id(memory(u)) in ending.state for u, state in zip(x.nodes, x.is_state) if not state)
+
+
+def computed(
+    trace: Trace,
+    ending: TraceEnding,
+    calls: Sequence[DeferredCall | Read],
+    step: Callable[[], Any] | None,
+    numbers: Sequence[int],
+) -> list[Tensor]:
+    """The values of these numbers, after these calls and an optimiser's step, by a replay, or by a recording that can
+    be replayed the next time."""
+    if step is not None or trace.writes:
+        flush_others(trace)
+    inputs = trace.external.inputs()
+    inputs += [t for call in trace.put_off if type(call) is Read for t in call.memories.values()]
+    making = Making(trace.external)
+    gradients = [(t, t._grad) for t in trace.leaves]  # (of a read: they are put off still)
+    for t in trace.leaves:
+        t._grad = None
+
+    def run(*_: Tensor) -> list[Tensor]:
+        making.make(calls, numbers)
+        if step is not None:
+            step()
+        out = [making.values[n] for n in numbers]
+        making.values.clear()
+        return out
+
+    try:
+        with trace.busy():
+            if ending.replay is not None:
+                out = ending.replay.run(inputs)
+                if step is not None:
+                    engine().count_update()
+            else:
+                state = trace.external.state()
+                out, replay, ending.has_history = engine().capture_calls(run, inputs, state, step is not None)
+                ending.is_plain = replay is None or (step is not None and ending.has_history)
+                ending.replay = None if ending.is_plain else replay
+    except BaseException as error:
+        trace.lose(making.values, error)
+        trace.is_done()
+        raise
+    finally:
+        for t, g in gradients:
+            t._grad = g
+    trace.tree.note_use(ending)
+    return out
+
+
+__all__ = ["end_with_read", "end_with_step"]
