@@ -121,6 +121,8 @@ class ResultMemory:
     def settle(self) -> None:
         """From now on only others' references are found beyond those there are."""
         if self.now.references < 0:
+            # (a node's memory is noted beside it when it is asked for first, which is one more reference)
+            all(map(memory, self.now.uops))
             self.now.references = self.now.count()
 
     def give(self) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from manygrad import Context, Tensor, TinyJit, dtypes, nn, no_grad
 from manygrad.nn import functional as F
+from manygrad.runtime.jit.results import ResultMemory
 from manygrad.runtime.storage import STORAGE
 from manygrad.tensor.deferred import endings, trace, tree
 from manygrad.tensor.deferred.tensors import DeferredTensor
@@ -407,3 +408,15 @@ def test_values_read_one_after_the_other(name: str, wait: bool, write: bool, cou
 
     same(run)
     assert counts.replays >= 5 or write
+
+
+def test_gradients_of_a_replayed_loop_lie_where_the_last_ones_lay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody holds them after `zero_grad()`, though they are views of one memory: no step makes new memory for them."""
+    loop, left = Training(nn.ReLU()), []
+    leave = ResultMemory.leave
+    monkeypatch.setattr(ResultMemory, "leave", lambda memory: [left.append(memory), leave(memory)])
+    for i in range(12):
+        loop.step(i).item()
+        if i == 5:
+            left.clear()
+    assert not left
