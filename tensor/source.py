@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from types import CodeType
 
 from manygrad.tensor.uop.table import AttributeTable, Table
 from manygrad.tensor.uop.uop import UOp
@@ -36,8 +37,15 @@ def is_own(filename: str) -> bool:
     return filename.startswith(_OWN)
 
 
-_shown: dict[str, str] = {}  # of each file seen: how it is called in a line, nothing where its lines are not the user's
+class _Shown(dict[str, str]):
+    """Of each file seen: how it is called in a line, nothing where its lines are not the user's."""
 
+    def __missing__(self, name: str) -> str:
+        shown = self[name] = "" if is_own(name) or name.startswith("<") else os.path.basename(name)
+        return shown
+
+
+_shown = _Shown()
 
 LINE: AttributeTable[str] = AttributeTable("line", "_line")  # where the user wrote it
 
@@ -61,14 +69,23 @@ def user_line() -> str:
         return line
     frame = sys._getframe(1)
     while frame is not None:
-        name = frame.f_code.co_filename
-        shown = _shown.get(name)
-        if shown is None:
-            shown = _shown[name] = "" if is_own(name) or name.startswith("<") else os.path.basename(name)
+        shown = _shown[frame.f_code.co_filename]
         if shown:
             return f"{shown}:{frame.f_lineno}"
         frame = frame.f_back  # type: ignore[assignment]
     return "?"
+
+
+def user_place() -> tuple[CodeType, int]:
+    """The code of the nearest frame outside the package, and where in it that frame is: what `user_line` tells,
+    quicker, and so that two calls on one line are two."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if _shown[code.co_filename]:
+            return code, frame.f_lasti
+        frame = frame.f_back  # type: ignore[assignment]
+    return user_place.__code__, 0
 
 
 def mark(u: UOp) -> UOp:

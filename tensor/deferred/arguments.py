@@ -105,16 +105,16 @@ def _kind(u: UOp) -> tuple[Any, ...]:
 
 def told(x: Any, sig: list[Any], serial: int, external: External) -> Any:
     """Appends what a key says of an argument in the trace `serial`; gives what the call is made with later."""
+    kind = type(x)
+    if kind in _CONSTANTS:
+        sig += (kind, x)
+        return x
     if isinstance(x, Tensor):
         value = x.__dict__.get("_value")
         if value is not None and value[0] == serial:
             sig.append(value[1])
             return Value(value[1]) if type(x) is DeferredTensor else x
         return external.told(x, sig)
-    kind = type(x)
-    if kind in _CONSTANTS:
-        sig += (kind, x)
-        return x
     if kind is float and x == x:
         sig += (float, x or x.hex())  # (-0.0 is not 0.0)
         return x

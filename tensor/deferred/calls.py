@@ -10,7 +10,7 @@ from manygrad.tensor.deferred.arguments import External, Value, resolved
 from manygrad.tensor.deferred.tensors import settle
 from manygrad.tensor.deferred.tree import Spec, TraceNode
 from manygrad.tensor.engine import engine
-from manygrad.tensor.grad_mode import is_grad_enabled, set_grad_enabled
+from manygrad.tensor.grad_mode import set_grad_enabled
 from manygrad.tensor.source import standing_at
 from manygrad.tensor.storage import is_one_storage
 from manygrad.tensor.tensor import Tensor, _training
@@ -23,9 +23,17 @@ class DeferredCall:
 
     __slots__ = ("args", "first", "grad", "kwargs", "node", "training")
 
-    def __init__(self, node: TraceNode, args: Sequence[Any], kwargs: dict[str, Any], first: int) -> None:
+    def __init__(
+        self,
+        node: TraceNode,
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        first: int,
+        grad: bool,
+        training: bool | None,
+    ) -> None:
         self.node, self.args, self.kwargs, self.first = node, args, kwargs, first
-        self.grad, self.training = is_grad_enabled(), _training.get()
+        self.grad, self.training = grad, training
 
     def gives(self) -> range:
         """Numbers of the values that it makes."""

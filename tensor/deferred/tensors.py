@@ -89,10 +89,10 @@ class DeferredTensor(Tensor):
 def deferred(trace: PutsOff, number: int, spec: Spec) -> DeferredTensor:
     """A tensor that the trace's value of this number will be."""
     t = Tensor.__new__(DeferredTensor)
-    t.__dict__.update(
-        _requires_grad=None, _leaf=None, _grad=None, _storage=None, _device=spec.home,
-        _trace=trace, _spec=spec, _value=(trace.serial, number),
-    )  # fmt: skip
+    t.__dict__ = {
+        "_requires_grad": None, "_leaf": None, "_grad": None, "_storage": None, "_device": spec.home,
+        "_trace": trace, "_spec": spec, "_value": (trace.serial, number),
+    }  # fmt: skip
     return t
 
 

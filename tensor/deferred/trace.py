@@ -15,6 +15,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from threading import RLock, local
+from types import CodeType
 from typing import Any
 
 from manygrad.tensor.deferred.arguments import External, UnknownArgument, Value, told
@@ -27,7 +28,7 @@ from manygrad.tensor.environment import overridden
 from manygrad.tensor.grad_mode import is_grad_enabled
 from manygrad.tensor.lock import LOCK
 from manygrad.tensor.ops.random import drawing_as, thread_of_draws
-from manygrad.tensor.source import user_line
+from manygrad.tensor.source import user_line, user_place
 from manygrad.tensor.storage import LIVE, MOVES, before_change, sharing
 from manygrad.tensor.tensor import Tensor, _training
 
@@ -64,7 +65,9 @@ class Trace:
         if self.has_read and not any(self.has(x) for x in (*args, *kwargs.values())):
             return begin(self.tree).call(fn, args, kwargs)  # (something else: another step, say)
         external, serial = self.external, self.serial
-        sig: list[Any] = [fn, is_grad_enabled(), _training.get(), dtypes.default_float]
+        code, at = user_place()
+        grad, training = is_grad_enabled(), _training.get()
+        sig: list[Any] = [fn, id(code), at, grad, training, dtypes.default_float]
         known = len(external.tensors)
         try:
             if overridden.get() is not None:
@@ -83,9 +86,9 @@ class Trace:
         if child is not None and child.is_followed and not child.is_plain and len(self.put_off) < MOST_CALLS:
             with self.lock:
                 if self.is_following:
-                    self._put_off(child, DeferredCall(child, kept, named, len(self.values)))
+                    self._put_off(child, DeferredCall(child, kept, named, len(self.values.refs), grad, training))
                     return self._promised(child, args)
-        return self._make(fn, args, kwargs, key, known)
+        return self._make(fn, args, kwargs, key, known, code)
 
     def has(self, x: Any) -> bool:
         """Whether an argument is one of this trace's values."""
@@ -105,13 +108,14 @@ class Trace:
             WRITING[self.serial] = self
 
     def _promised(self, node: TraceNode, args: Sequence[Any]) -> Any:
-        out = [args[r] if type(r) is int else self._promise(r) for r in node.results]
         if node.kind is None:
-            return out[0]
+            r = node.results[0]
+            return args[r] if type(r) is int else self._promise(r)
+        out = [args[r] if type(r) is int else self._promise(r) for r in node.results]
         return node.kind(*out) if hasattr(node.kind, "_fields") else node.kind(out)
 
     def _promise(self, spec: Any) -> DeferredTensor:
-        t = deferred(self, len(self.values), spec)
+        t = deferred(self, len(self.values.refs), spec)
         self.values.add(t, spec)
         return t
 
@@ -121,8 +125,8 @@ class Trace:
         self.is_off = True
         return fn(*args, **kwargs)
 
-    def _make(self, fn: Any, args: Any, kwargs: Any, key: Key, known: int) -> Any:
-        """A call that was not made here before, or comes after one that was not."""
+    def _make(self, fn: Any, args: Any, kwargs: Any, key: Key, known: int, code: CodeType) -> Any:
+        """A call that was not made here before, or comes after one that was not. `code`: the user's, which makes it."""
         self.flush()
         self.is_following = False
         moves, computed = MOVES.count, MOVES.computed
@@ -133,7 +137,7 @@ class Trace:
         if child is not None:
             child.is_known = True
         else:
-            child = self._grow(fn, key, known)
+            child = self._grow(fn, key, known, code)
             child.describe(out, args, {id(t) for t in LIVE.newer(self)})
             if MOVES.computed != computed:  # what it gives may depend on values
                 child.is_followed = False
@@ -166,7 +170,7 @@ class Trace:
         finally:
             THREAD.is_inside = before
 
-    def _grow(self, fn: Any, key: Key, known: int) -> TraceNode:
+    def _grow(self, fn: Any, key: Key, known: int, code: CodeType) -> TraceNode:
         """A new node below this one."""
         tree = self.tree
         tree.nodes -= self.node.make_room()
@@ -175,7 +179,7 @@ class Trace:
             tree.nodes = 0
         tree.nodes += 1
         self.node.note_new()
-        child = self.node.children[key] = TraceNode(self.node, fn, user_line())
+        child = self.node.children[key] = TraceNode(self.node, fn, user_line(), code)
         x = self.external
         child.hold(key, [(t, u) for t, u, s in zip(x.tensors[known:], x.nodes[known:], x.is_state[known:]) if s])
         return child
@@ -190,20 +194,25 @@ class Trace:
         value = loss.__dict__.get("_value")
         if len(args) > 1 or kwargs or value is None or value[0] != self.serial or overridden.get() is not None:
             return self.refuse(fn, args, kwargs)
-        key = (fn, is_grad_enabled(), value[1])
+        code, at = user_place()
+        grad = is_grad_enabled()
+        key = (fn, id(code), at, grad, value[1])
         child = self.node.children.get(key)
         if child is not None and child.is_followed and not child.is_plain:
             leaves = [self.external.tensors[i] for i in child.gradients]
             with self.lock:
                 if self.is_following and not any(t._grad is not None or has_hooks(t) for t in leaves):
-                    self._put_off(child, DeferredCall(child, [Value(value[1])], kwargs, len(self.values)))
+                    self._put_off(
+                        child,
+                        DeferredCall(child, [Value(value[1])], kwargs, len(self.values.refs), grad, _training.get()),
+                    )
                     for t, spec in zip(leaves, child.results):
                         t._grad = self._promise(spec)
                     self.leaves += leaves
                     return loss
-        return self._make_backward(fn, loss, key)
+        return self._make_backward(fn, loss, key, code)
 
-    def _make_backward(self, fn: Any, loss: Tensor, key: Key) -> Any:
+    def _make_backward(self, fn: Any, loss: Tensor, key: Key, code: CodeType) -> Any:
         self.flush()
         self.is_following = False
         before = {id(t): (t, t._grad) for t in LIVE if t._requires_grad or t._retains or t._grad is not None}
@@ -214,7 +223,7 @@ class Trace:
             self.is_off = True  # (gradients were added up that were not there when the node was made)
             return out
         if child is None:
-            child = self._grow(fn, key, len(self.external.tensors))
+            child = self._grow(fn, key, len(self.external.tensors), code)
             new = [t for t, g in before.values() if t._grad is not g]
             numbers = [self.external.numbers.get(id(t), -1) for t in new]
             specs = [None if t._grad is None else Spec.of(t._grad) for t in new]

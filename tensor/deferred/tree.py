@@ -5,15 +5,17 @@
 A step that makes the same calls again goes down the same path; where it makes another one the path branches. What ends
 a trace (a value is read, an optimiser steps) is an `TraceEnding` of the node it came to, and that is what is captured.
 
-A key says what a call depends on: the function, modes, numbers and other constants, and where each tensor comes from:
-the number of a value of this trace; `i`, a value from before that may be another one each time; `s`, state, which is
-the very tensor in the very memory (a parameter, what a step writes); `e`, one of these again.
+A key says what a call depends on: the function, the place in the user's code (errors name its line), modes, numbers and
+other constants, and where each tensor comes from: the number of a value of this trace; `i`, a value from before that
+may be another one each time; `s`, state, which is the very tensor in the very memory (a parameter, what a step writes);
+`e`, one of these again.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
+from types import CodeType
 from typing import Any, Protocol
 
 from manygrad.tensor.dtype import DType
@@ -74,8 +76,11 @@ class TraceEnding:
 class TraceNode:
     """A call, after those above it."""
 
-    def __init__(self, parent: TraceNode | None = None, fn: Any = None, line: str = "") -> None:
-        self.parent, self.fn, self.line = parent, fn, line
+    def __init__(
+        self, parent: TraceNode | None = None, fn: Any = None, line: str = "", code: CodeType | None = None
+    ) -> None:
+        """`line`: the user's, which makes the call; `code`: what that is in, which the key names by id."""
+        self.parent, self.fn, self.line, self.code = parent, fn, line, code
         self.children: dict[Key, TraceNode] = {}
         self.endings: dict[Key, TraceEnding] = {}
         self.kind: type | None = None  # of the sequence that it gives; None: a tensor

@@ -294,7 +294,7 @@ def test_threads_find_their_own_lines() -> None:
         for _ in range(20):
             try:
                 t[ints(0, N + k)].numpy()
-            except IndexError as error:
+            except (IndexError, LostValue) as error:  # (another thread may have found it first)
                 told.append(str(error))
 
     threads = [threading.Thread(target=copy_context().run, args=(work, k)) for k in range(4)]

@@ -244,10 +244,10 @@ def test_a_step_that_fails_and_goes_on() -> None:
 
 def test_a_deferred_tensor_answers_without_being_made(counts: Counts) -> None:
     x = Tensor(array(4, 6)).realize()
+    make = lambda: x.reshape(2, 12).relu()  # noqa: E731
     for _ in range(3):
-        y = x.reshape(2, 12).relu()
-        y.numpy()
-    y = x.reshape(2, 12).relu()
+        make().numpy()
+    y = make()
     assert type(y) is DeferredTensor and isinstance(y, Tensor)
     before = counts.flushes
     assert (y.shape, y.ndim, y.dtype.name, y.device, y.numel(), len(y)) == ((2, 12), 2, "float32", x.device, 24, 2)
@@ -293,12 +293,30 @@ def test_a_tiny_jit_and_a_plain_loop_take_turns() -> None:
 
 def test_a_changed_external_tensor_that_was_not_noticed_is_an_error() -> None:
     w = Tensor(array(3)).realize()
-    for _ in range(3):
-        (w * 3).numpy()
-    y = w * 3
+    for i in range(4):
+        y = w * 3
+        if i < 3:
+            y.numpy()
     w.uop = Tensor(array(3, seed=1)).realize().uop  # as nobody may
     with pytest.raises(RuntimeError, match="FOLLOW=0"):
         y.numpy()
+
+
+def test_errors_name_the_line_of_this_call() -> None:
+    """Calls that are alike on two lines are two, in a replay, too."""
+    t, first = Tensor(array(6)).realize(), test_errors_name_the_line_of_this_call.__code__.co_firstlineno
+    uses = [
+        lambda i: t[i] * 2,
+        lambda i: t[i] * 2,
+    ]
+    for k in range(8):
+        line, bad = first + 4 + k % 2, k >= 6
+        index = Tensor(np.array([0, 6 if bad else 5]))
+        if not bad:
+            uses[k % 2](index).numpy()
+            continue
+        with pytest.raises(IndexError, match=rf"index 6 .*test_following.py:{line}\)"):
+            uses[k % 2](index).numpy()
 
 
 def test_what_a_key_says_is_all_that_a_call_depends_on() -> None:
