@@ -108,9 +108,9 @@ JIT_CHECK = EnvVar(
 )
 FOLLOW = EnvVar(
     "FOLLOW",
-    0,
+    1,
     "flag",
-    "1, on trial: calls of a loop that were made in this order before are put off and replayed as one",
+    "calls of a loop that were made in this order before are put off and replayed as one; 0: each is made at once",
 )
 DEVICE = EnvVar("DEVICE", "CPU", "name", "default device of new tensors")
 OPENCL_DEVICE = EnvVar(

@@ -38,7 +38,7 @@ def is_own(filename: str) -> bool:
 
 
 class _Shown(dict[str, str]):
-    """Of each file seen: how it is called in a line, nothing where its lines are not the user's."""
+    """How each file seen is called in a line; nothing where its lines are not the user's."""
 
     def __missing__(self, name: str) -> str:
         shown = self[name] = "" if is_own(name) or name.startswith("<") else os.path.basename(name)

@@ -98,7 +98,7 @@ class TraceValues:
         self.refs.append(weakref.ref(t))
 
     def living(self) -> list[tuple[int, Tensor]]:
-        """Those that somebody has, each with its number."""
+        """The values that somebody has, each with its number."""
         return [(n, t) for n, ref in enumerate(self.refs) if (t := ref()) is not None]
 
     def storage_of(self, t: Tensor) -> int:

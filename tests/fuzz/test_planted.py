@@ -112,7 +112,7 @@ USUAL = {
 }  # fmt: skip
 
 
-@pytest.mark.skipif(not FOLLOW, reason="FOLLOW=1 puts calls off: tests/tensor/test_follow_on.py runs this")
+@pytest.mark.skipif(not FOLLOW, reason="FOLLOW=0: no call is put off")
 @pytest.mark.parametrize("fault", FAULTS_OF_LOOPS)
 def test_a_fault_of_plain_loops_is_found(fault: str) -> None:
     with FAULTS_OF_LOOPS[fault](), pytest.raises(FOUND):

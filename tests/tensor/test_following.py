@@ -15,14 +15,13 @@ from manygrad import Context, Tensor, TinyJit, dtypes, nn, no_grad
 from manygrad.nn import functional as F
 from manygrad.runtime.jit.results import ResultMemory
 from manygrad.runtime.storage import STORAGE
-from manygrad.tensor.deferred import endings, trace, tree
+from manygrad.tensor.deferred import endings, tree
 from manygrad.tensor.deferred.tensors import DeferredTensor
 from manygrad.tensor.deferred.trace import PUT_OFF, THREAD, Trace
 from manygrad.tensor.deferred.tree import MOST_CHILDREN
 from manygrad.tensor.environment import FOLLOW
 
-# (run by test_follow_on.py, in a process of its own)
-pytestmark = pytest.mark.skipif(not FOLLOW, reason="FOLLOW=1 puts calls off: tests/tensor/test_follow_on.py runs this")
+pytestmark = pytest.mark.skipif(not FOLLOW, reason="FOLLOW=0: no call is put off")
 
 
 class Counts:
