@@ -6,6 +6,7 @@ Reading with a boolean mask has a shape that depends on data (`tensor/ops/maskin
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from manygrad.tensor import storage
@@ -38,6 +39,12 @@ class IndexingMixin:
         elif tensors:
             tensors = view._checked(tensors)
         return view._gather(tensors) if tensors else view
+
+    def __iter__(self: Tensor) -> Iterator[Tensor]:
+        """The parts along the first dim; TypeError for a tensor of no dims."""
+        if not self.shape:
+            raise TypeError("iteration over a 0-d tensor")
+        return iter([self[i] for i in range(len(self))])
 
     def _checked(self: Tensor, tensors: dict[int, Tensor]) -> dict[int, Tensor]:
         """Index tensors by dim, those of integers looked at."""

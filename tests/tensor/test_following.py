@@ -437,3 +437,17 @@ def test_gradients_of_a_replayed_loop_lie_where_the_last_ones_lay(monkeypatch: p
         if i == 5:
             left.clear()
     assert not left
+
+
+def test_a_tensor_that_is_unpacked_is_followed(counts: Counts) -> None:
+    """Its end is known by its length: no index is tried that is out of range."""
+
+    def run() -> list[np.ndarray]:
+        found = []
+        for i in range(8):
+            q, k = Tensor(array(2, 3, seed=i)) * 2
+            found.append((q + sum(k)).numpy())
+        return found
+
+    same(run)
+    assert counts.replays == 6 and counts.captures == 1

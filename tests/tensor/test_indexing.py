@@ -326,3 +326,11 @@ def test_positions_that_wrap_in_a_narrow_type(kind: str, axis: int | None) -> No
     np.testing.assert_array_equal((t[i] * 2).sum(0).numpy(), (want * 2).sum(0))
     rows = t.gather(0, i.reshape(300, 1).expand(300, 2).cast("int64") % 300)
     np.testing.assert_array_equal(rows.numpy(), want)
+
+
+def test_iteration() -> None:
+    a = np.arange(6.0, dtype=np.float32).reshape(3, 2)
+    assert [t.tolist() for t in Tensor(a)] == a.tolist()
+    assert list(Tensor(a[:0])) == []
+    with pytest.raises(TypeError, match="0-d"):
+        iter(Tensor(1.0))
