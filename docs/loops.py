@@ -11,7 +11,6 @@ import numpy as np
 from manygrad import Tensor
 from manygrad.runtime.codegen.analysis.describe import signature
 from manygrad.runtime.codegen.loops.build import build
-from manygrad.runtime.codegen.loops.lanes import KernelContext
 from manygrad.runtime.codegen.loops.show import show
 from manygrad.runtime.codegen.opts import Opt, legal, loop_nest, named
 from manygrad.runtime.codegen.pipeline import prepare
@@ -92,7 +91,7 @@ def section(title: str, program: str, make: Callable[[], Tensor]) -> Iterator[st
     prepared = prepare(kernel(make()), MACHINE)
     sig, opts = signature(prepared.ast), prepared.opts
     steps = [n for n in range(len(opts) + 1) if n == 0 or legal(sig, opts[:n]) is None]
-    trees = [show(build(KernelContext(sig, loop_nest(sig, opts[:n])))) for n in steps]
+    trees = [show(build(sig, loop_nest(sig, opts[:n]))) for n in steps]
     yield f"\n## {title}\n\n`{program}`: `{' '.join(map(repr, opts))}`\n\n```\n{trees[0]}\n```\n"
     for first, last, before, after in zip(steps, steps[1:], trees, trees[1:]):
         changes = list(difflib.unified_diff(before.split("\n"), after.split("\n"), lineterm="", n=1))[2:]
@@ -103,7 +102,7 @@ def section(title: str, program: str, make: Callable[[], Tensor]) -> Iterator[st
     if other.opts == opts:
         yield "\nOn OPENCL, with pocl on these cores: the same.\n"
     else:
-        tree = show(build(KernelContext(signature(other.ast), loop_nest(signature(other.ast), other.opts))))
+        tree = show(build(signature(other.ast), loop_nest(signature(other.ast), other.opts)))
         yield f"\nOn OPENCL, with pocl on these cores, `{' '.join(map(repr, other.opts))}`:\n\n```\n{tree}\n```\n"
 
 

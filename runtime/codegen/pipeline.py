@@ -27,7 +27,7 @@ from manygrad.tensor.environment import DEBUG, FLOAT32_PARTS, NOOPT, SPEC
 from manygrad.tensor.uop.uop import UOp
 
 if TYPE_CHECKING:
-    from manygrad.runtime.codegen.loops.build import Tree
+    from manygrad.runtime.codegen.loops.tree import Tree
 
 
 @dataclass(frozen=True)
@@ -41,10 +41,9 @@ class Prepared:
     def tree(self) -> Tree:
         """Its loops."""
         from manygrad.runtime.codegen.loops.build import build
-        from manygrad.runtime.codegen.loops.lanes import KernelContext
 
         sig = signature(self.ast)
-        tree = build(KernelContext(sig, loop_nest(sig, self.opts)))
+        tree = build(sig, loop_nest(sig, self.opts))
         if DEBUG >= 5:
             from manygrad.runtime.codegen.loops.show import show
 

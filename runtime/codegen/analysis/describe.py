@@ -79,6 +79,16 @@ def _factor(u: UOp) -> int:
     return 1
 
 
+def is_fixed(r: UOp) -> bool:
+    """Whether the size of a range is a constant."""
+    return r.src[0].op is Ops.CONST
+
+
+def in_whole_tiles(r: UOp, tile: int) -> bool:
+    """Whether tiles of so many iterations cut a range evenly, whatever its size."""
+    return size_factor(r) % tile == 0
+
+
 def conjuncts(condition: UOp) -> list[UOp]:
     """The conditions that all must hold."""
     return [c for s in condition.src for c in conjuncts(s)] if condition.op is Ops.AND else [condition]

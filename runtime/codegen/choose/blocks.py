@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from manygrad.runtime.codegen import cost
-from manygrad.runtime.codegen.analysis.describe import size_max, volume
+from manygrad.runtime.codegen.analysis.describe import is_fixed, size_max, volume
 from manygrad.runtime.codegen.choose.facts import (
     Facts,
     is_masked,
@@ -16,7 +16,6 @@ from manygrad.runtime.codegen.choose.facts import (
 from manygrad.runtime.codegen.choose.operands import panel_overflows
 from manygrad.runtime.codegen.kernel.dots import is_dot, is_total
 from manygrad.runtime.codegen.opts import Block, Opts, ReduceBlock, Tensorize, Tile, Unroll
-from manygrad.runtime.codegen.opts.nest import is_fixed
 from manygrad.runtime.codegen.opts.opt import chosen, without
 from manygrad.tensor.uop.ranges import ranges_of
 from manygrad.tensor.uop.uop import UOp

@@ -9,10 +9,9 @@ import math
 from functools import lru_cache
 
 from manygrad.runtime.codegen import cost
-from manygrad.runtime.codegen.analysis.describe import conjuncts, factor_masks, part_held, size_max
+from manygrad.runtime.codegen.analysis.describe import conjuncts, factor_masks, is_fixed, part_held, size_max
 from manygrad.runtime.codegen.choose.facts import Facts, tile_of
 from manygrad.runtime.codegen.opts import Opts, Skip, Unroll, Vectorize
-from manygrad.runtime.codegen.opts.nest import is_fixed
 from manygrad.runtime.codegen.opts.opt import chosen
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.ranges import ranges_of

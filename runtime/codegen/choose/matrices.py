@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from manygrad.runtime.codegen import cost
-from manygrad.runtime.codegen.analysis.describe import size_factor, size_max
+from manygrad.runtime.codegen.analysis.describe import is_fixed, size_factor, size_max
 from manygrad.runtime.codegen.choose.facts import Facts, is_masked
 from manygrad.runtime.codegen.choose.operands import can_pack
 from manygrad.runtime.codegen.choose.packing import ProductTile, can_pack_rows, loops_stored_closer
 from manygrad.runtime.codegen.choose.reductions import Split
 from manygrad.runtime.codegen.kernel.dots import is_dot, is_total, row_step, step_of
 from manygrad.runtime.codegen.opts import Matrix, Opts, Tensorize, Tile, Unroll
-from manygrad.runtime.codegen.opts.matrix import SQUARES
-from manygrad.runtime.codegen.opts.nest import is_fixed
 from manygrad.runtime.codegen.opts.opt import without
-from manygrad.runtime.codegen.target import LANE_BYTES
+from manygrad.runtime.codegen.target import LANE_BYTES, SQUARES
 from manygrad.tensor.uop.ranges import ranges_of
 from manygrad.tensor.uop.uop import UOp
 

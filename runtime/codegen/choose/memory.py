@@ -6,7 +6,7 @@ None of them changes a bit of the result.
 from __future__ import annotations
 
 from manygrad.runtime.codegen import cost
-from manygrad.runtime.codegen.analysis.describe import size_max, volume
+from manygrad.runtime.codegen.analysis.describe import is_fixed, size_max, volume
 from manygrad.runtime.codegen.choose.facts import Facts, largest_bytes, order_of, slot, tile_of, tiles_along, touched
 from manygrad.runtime.codegen.kernel.dots import is_total
 from manygrad.runtime.codegen.opts import (
@@ -26,7 +26,6 @@ from manygrad.runtime.codegen.opts import (
 )
 from manygrad.runtime.codegen.opts.alignment import begins_anywhere, whole_vectors
 from manygrad.runtime.codegen.opts.keep import kept_values
-from manygrad.runtime.codegen.opts.nest import is_fixed
 from manygrad.runtime.codegen.opts.opt import chosen, without
 from manygrad.runtime.codegen.target import LINE_BYTES
 from manygrad.tensor.dtype import dtypes

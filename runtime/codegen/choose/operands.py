@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 
 from manygrad.runtime.codegen import cost
-from manygrad.runtime.codegen.analysis.describe import part_held, size_max, volume
+from manygrad.runtime.codegen.analysis.describe import in_whole_tiles, is_fixed, part_held, size_max, volume
 from manygrad.runtime.codegen.choose.conditions import conditions
 from manygrad.runtime.codegen.choose.facts import Facts, is_masked, slot, touched_bytes
 from manygrad.runtime.codegen.kernel.dots import is_dot, is_total
 from manygrad.runtime.codegen.opts import Opts, RFactor
-from manygrad.runtime.codegen.opts.nest import in_whole_tiles, is_fixed
 from manygrad.runtime.codegen.opts.opt import chosen
 from manygrad.tensor.uop.ranges import ranges_of
 from manygrad.tensor.uop.uop import UOp

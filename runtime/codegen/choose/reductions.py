@@ -10,13 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from manygrad.runtime.codegen import cost
-from manygrad.runtime.codegen.analysis.describe import size_max, volume
+from manygrad.runtime.codegen.analysis.describe import in_whole_tiles, is_fixed, size_max, volume
 from manygrad.runtime.codegen.choose.facts import Facts, reordered
 from manygrad.runtime.codegen.choose.operands import packs_across, packs_along_own_loop
 from manygrad.runtime.codegen.kernel.dots import is_dot
 from manygrad.runtime.codegen.kernel.online import online_pairs
 from manygrad.runtime.codegen.opts import Online, Opts, RFactor, Tensorize, Tile, Unroll, Vectorize
-from manygrad.runtime.codegen.opts.nest import in_whole_tiles, is_fixed
 from manygrad.tensor.uop.ranges import ranges_of
 from manygrad.tensor.uop.uop import UOp
 

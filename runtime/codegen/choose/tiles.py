@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Mapping
 
 from manygrad.runtime.codegen import cost
-from manygrad.runtime.codegen.analysis.describe import part_held, size_max, volume
+from manygrad.runtime.codegen.analysis.describe import is_fixed, part_held, size_max, volume
 from manygrad.runtime.codegen.choose.conditions import conditions, part_done
 from manygrad.runtime.codegen.choose.facts import Facts, largest_bytes, reordered, slot
 from manygrad.runtime.codegen.choose.operands import panel_overflows, row_loops, rows_apart
@@ -25,7 +25,6 @@ from manygrad.runtime.codegen.opts import (
     legal,
 )
 from manygrad.runtime.codegen.opts.alignment import whole_vectors
-from manygrad.runtime.codegen.opts.nest import is_fixed
 from manygrad.runtime.codegen.opts.opt import chosen, without
 from manygrad.tensor.uop.ops import GroupOp, Ops
 from manygrad.tensor.uop.ranges import ranges_of

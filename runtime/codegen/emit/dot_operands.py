@@ -53,7 +53,7 @@ def dot_operand(e: Emission, u: UOp, r: UOp, position: Position) -> Inst:
 
 def lanes_follow(e: Emission, u: UOp, r: UOp) -> bool:
     """Whether what the next lane reads lies behind this one's iterations of `r`, in whole vectors."""
-    analysis, count = e.scope.analysis, e.nest.dots[r]
+    analysis, count = e.scope.analysis, e.tiling.dots[r]
     indices = [v.src[0].src[1] for v in u.toposort() if v.op is Ops.LOAD]
     forms = [analysis.affine(i, {}) for i in indices]
     return (
@@ -74,7 +74,7 @@ def lane_along(e: Emission, r: UOp, lanes: int, whole: bool) -> Iterator[None]:
 
 def side_by_side(e: Emission, u: UOp, r: UOp, position: Position, count: int, whole: bool = False) -> Inst:
     """`count` groups from `position` on, one after the other along `r`, or, `whole`, those of the lanes."""
-    with lane_along(e, r, e.nest.dots[r] * count, whole):
+    with lane_along(e, r, e.tiling.dots[r] * count, whole):
         found = e.splat(value(e, u, position), e.scope.lanes)
         in_order = u.op is Ops.LOAD and step_along(e.scope.analysis, u.src[0].src[1], r) == 1  # (reads 0 beyond)
         if not in_order and (mask := ragged_mask(e, position)) is not None:
@@ -84,7 +84,7 @@ def side_by_side(e: Emission, u: UOp, r: UOp, position: Position, count: int, wh
 
 def joined(e: Emission, u: UOp, r: UOp, position: Position) -> Inst:
     """Vectors of one iteration each, those of the later ones shifted."""
-    at, count = position.get(r, 0), e.nest.dots[r]
+    at, count = position.get(r, 0), e.tiling.dots[r]
     bits = dtypes.uint8 if u.dtype.itemsize == 1 else dtypes.uint16
     total: Inst | None = None
     for i in range(min(count, e.scope.tile[r] - at)):
@@ -107,7 +107,7 @@ def transposed_operand(e: Emission, u: UOp, r: UOp, position: Position) -> Inst 
         or any(step_along(e.scope.analysis, v.src[0].src[1], r) != 1 for v in loads)
     ):
         return None
-    lane, n, count = e.scope.lane, e.scope.lanes, e.nest.dots[r]
+    lane, n, count = e.scope.lane, e.scope.lanes, e.tiling.dots[r]
     span = count * n
     assert lane is not None
     at, first = position.get(lane, 0), position.get(r, 0) // span * span
@@ -123,10 +123,10 @@ def transposed_operand(e: Emission, u: UOp, r: UOp, position: Position) -> Inst 
 def dot_operand_parts(e: Emission, u: UOp, r: UOp, position: Position) -> list[Inst]:
     """As `dot_operand`, of float32: the parts of bfloat16, the largest first. A group has an iteration of the first
     half of what an instruction adds up and one of the second half, so that groups along `r` are joined from vectors."""
-    unit, at = e.nest.tile_of(r), position.get(r, 0)
-    first = at // unit * unit + at % unit // e.nest.dots[r]
+    unit, at = e.tiling.size_of(r), position.get(r, 0)
+    first = at // unit * unit + at % unit // e.tiling.dots[r]
     return joined_parts(
-        e, parts_of(u), *(value(e, u, {**position, r: i}) for i in (first, first + unit // e.nest.dots[r]))
+        e, parts_of(u), *(value(e, u, {**position, r: i}) for i in (first, first + unit // e.tiling.dots[r]))
     )
 
 

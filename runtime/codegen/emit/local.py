@@ -9,7 +9,6 @@ from manygrad.runtime.codegen.emit.values import sum_of_terms
 from manygrad.runtime.codegen.loops.local import Kept, Stage
 from manygrad.runtime.codegen.loops.tree import Rest
 from manygrad.runtime.codegen.lowered import Inst, Low
-from manygrad.runtime.codegen.opts.matrix import matrices, matrix_rows
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.uop import UOp
@@ -32,12 +31,12 @@ def held(e: Emission, u: UOp, position: Position) -> Inst | None:
 
 def matrix_sum_at(e: Emission, u: UOp, position: Position) -> tuple[Inst, int]:
     """(pointer, constant) of a sum that came out of a matrix unit: square after square, those side by side first."""
-    dot, rows = u.src[0].arg, matrix_rows(e.nest, u)
-    lanes, (_, vectors) = dot.vector_bytes // u.dtype.itemsize, matrices(e.nest, u)
+    dot, sums = u.src[0].arg, e.local.matrices[u]
+    lanes = dot.vector_bytes // u.dtype.itemsize
     assert e.scope.lane is not None
-    row, vector = position.get(rows, 0) if rows is not None else 0, position.get(e.scope.lane, 0) // lanes
-    square = row // dot.rows * vectors + vector
-    pointer = e.emit(Low.SCRATCH, u.dtype, (), e.local.matrices[u])
+    row, vector = position.get(sums.rows, 0) if sums.rows is not None else 0, position.get(e.scope.lane, 0) // lanes
+    square = row // dot.rows * sums.wide + vector
+    pointer = e.emit(Low.SCRATCH, u.dtype, (), sums.offset_bytes)
     return pointer, (square * dot.rows + row % dot.rows) * lanes
 
 

@@ -55,7 +55,7 @@ def load(e: Emission, u: UOp, position: Position) -> Inst:
 
 def prefetch(e: Emission, u: UOp, pointer: Inst, a: Affine) -> None:
     """Asks for what the load reads in the next tile of another loop, where it is in a Prefetch of it, and for what lies
-    ahead of it (`ReadAhead`): once for all loads of a line."""
+    ahead of it (`PrefetchAhead`): once for all loads of a line."""
     prefetch_ahead(e, u, pointer, a)
     for p in e.scope.prefetches:
         ahead = sum(c for x, c in a.terms if x.expr is p.ahead) * p.distance if u in p.loads else 0
@@ -64,9 +64,9 @@ def prefetch(e: Emission, u: UOp, pointer: Inst, a: Affine) -> None:
 
 
 def prefetch_ahead(e: Emission, u: UOp, pointer: Inst, a: Affine) -> None:
-    for slot, nbytes in e.nest.read_ahead:
-        if pointer.arg == slot:
-            _ask_for_line(e, u, pointer, a, a.constant + nbytes // u.dtype.itemsize)
+    for p in e.scope.read_ahead:
+        if pointer.arg == p.argument:
+            _ask_for_line(e, u, pointer, a, a.constant + p.nbytes // u.dtype.itemsize)
 
 
 def _ask_for_line(e: Emission, u: UOp, pointer: Inst, a: Affine, constant: int) -> None:
@@ -130,7 +130,7 @@ def transposed_load(
         r
         for r in e.scope.tile
         if r is not e.scope.lane
-        and (e.nest.tile.get(r, 1) % n == 0 or r is e.scope.vectors.square)
+        and (e.tiling.size_of(r) % n == 0 or r is e.scope.vectors.square)
         and step_along(e.scope.analysis, u.src[0].src[1], r) == 1
     ]
     if not square or n & (n - 1) or a.table:

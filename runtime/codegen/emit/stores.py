@@ -23,7 +23,7 @@ def store(e: Emission, node: Store) -> None:
     """All STOREs at all positions of the tile; at one position, every value is computed before the first is
     stored."""
     if node.at_lines:
-        for position in e.positions(frozenset(e.nest.loops)):
+        for position in e.positions(frozenset(e.tiling.loops)):
             if (at := moved(e, node, position)) is not None:
                 prepare_store(e, node, e.sig.stores[0], *at)()
         return

@@ -146,7 +146,7 @@ class _Blocks:
         )
         around = replace(around, waiting=tuple(u for u in around.waiting if u not in group))
         inside = t.kernel.nest.packed_in_blocks[1:]
-        at, nbytes = self._resting(group, inside, t.kernel.lanes_of(group, around.lanes)[0].count)
+        at, nbytes = self._resting(group, inside, t.kernel.tiling.lanes_of(group, around.lanes)[0].count)
         offset = t.local.sums(nbytes)
 
         def tiles(around: Around, what: Body, i: int = 0) -> Nodes:

@@ -5,10 +5,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
-from manygrad.runtime.codegen.analysis.describe import Signature, size_max
+from manygrad.runtime.codegen.analysis.describe import Signature, in_whole_tiles, is_fixed, size_max
 from manygrad.runtime.codegen.kernel.dots import is_dot, is_total, parts_of
 from manygrad.runtime.codegen.lowered import SCRATCH_BYTES
-from manygrad.runtime.codegen.opts.nest import LoopNest, in_whole_tiles, is_fixed
+from manygrad.runtime.codegen.opts.nest import LoopNest
 from manygrad.runtime.codegen.opts.opt import Neighbourhood, Opt, Opts, RangeOpt
 from manygrad.runtime.codegen.target import LINE_BYTES
 from manygrad.tensor.dtype import DType, dtypes

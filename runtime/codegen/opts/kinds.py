@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 
-from manygrad.runtime.codegen.analysis.describe import Signature
+from manygrad.runtime.codegen.analysis.describe import Signature, is_fixed
 from manygrad.runtime.codegen.opts.align import Align
 from manygrad.runtime.codegen.opts.bind import Bind
 from manygrad.runtime.codegen.opts.bind_reduce import BindReduce
@@ -16,7 +16,7 @@ from manygrad.runtime.codegen.opts.cache_shared import CacheShared
 from manygrad.runtime.codegen.opts.compute_at import ComputeAt
 from manygrad.runtime.codegen.opts.in_order import out_of_order
 from manygrad.runtime.codegen.opts.matrix import Matrix
-from manygrad.runtime.codegen.opts.nest import LoopNest, is_fixed
+from manygrad.runtime.codegen.opts.nest import LoopNest
 from manygrad.runtime.codegen.opts.nontemporal_store import NontemporalStore
 from manygrad.runtime.codegen.opts.online import Online
 from manygrad.runtime.codegen.opts.opt import Neighbourhood, Opt, Opts

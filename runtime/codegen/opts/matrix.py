@@ -4,16 +4,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
-from manygrad.runtime.codegen.analysis.describe import Signature
+from manygrad.runtime.codegen.analysis.describe import Signature, in_whole_tiles, is_fixed
 from manygrad.runtime.codegen.kernel.dots import is_dot, row_step, step_of
-from manygrad.runtime.codegen.opts.nest import LoopNest, in_whole_tiles, is_fixed
+from manygrad.runtime.codegen.opts.nest import LoopNest
 from manygrad.runtime.codegen.opts.opt import Neighbourhood, Opt, Opts, RangeOpt, without
-from manygrad.runtime.codegen.target import LANE_BYTES
+from manygrad.runtime.codegen.target import LANE_BYTES, SQUARES
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.ranges import ranges_of
 from manygrad.tensor.uop.uop import UOp
-
-SQUARES = 2  # of each factor that a tile has at most, and so SQUARES**2 of sums: eight registers
 
 
 @dataclass(frozen=True, repr=False)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from manygrad.runtime.codegen.analysis.describe import size_factor
-from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.ranges import ranges_of
 from manygrad.tensor.uop.uop import UOp
 
@@ -75,13 +73,3 @@ class LoopNest:
     def counts(self) -> tuple[tuple[UOp, int], ...]:
         """(size, step) of the loops that make up the parallel loop."""
         return tuple((r.src[0], self.tile_of(r) * self.part_of(r)) for r in self.loops[: self.parallel])
-
-
-def is_fixed(r: UOp) -> bool:
-    """Whether the size of a range is a constant."""
-    return r.src[0].op is Ops.CONST
-
-
-def in_whole_tiles(r: UOp, tile: int) -> bool:
-    """Whether tiles of so many iterations cut a range evenly, whatever its size."""
-    return size_factor(r) % tile == 0

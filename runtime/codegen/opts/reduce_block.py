@@ -5,10 +5,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
-from manygrad.runtime.codegen.analysis.describe import Signature, size_max
+from manygrad.runtime.codegen.analysis.describe import Signature, is_fixed, size_max
 from manygrad.runtime.codegen.lowered import SCRATCH_BYTES
 from manygrad.runtime.codegen.opts.block import SIZES, Block
-from manygrad.runtime.codegen.opts.nest import LoopNest, is_fixed
+from manygrad.runtime.codegen.opts.nest import LoopNest
 from manygrad.runtime.codegen.opts.opt import Neighbourhood, Opt, Opts, RangeOpt, at_least_one, chosen, without
 from manygrad.runtime.codegen.opts.parallel import Parallel
 from manygrad.runtime.codegen.opts.unroll import Unroll

@@ -4,9 +4,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
-from manygrad.runtime.codegen.analysis.describe import Signature
+from manygrad.runtime.codegen.analysis.describe import Signature, in_whole_tiles, is_fixed
 from manygrad.runtime.codegen.kernel.dots import is_dot
-from manygrad.runtime.codegen.opts.nest import LoopNest, in_whole_tiles, is_fixed
+from manygrad.runtime.codegen.opts.nest import LoopNest
 from manygrad.runtime.codegen.opts.opt import Neighbourhood, Opt, Opts, RangeOpt, without
 from manygrad.runtime.codegen.opts.skip import Skip
 from manygrad.runtime.codegen.opts.unroll import Unroll
