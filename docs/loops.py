@@ -31,7 +31,7 @@ HEAD = """# Loop trees
 Between the choice of [Opts](opts.md) and the instructions a kernel is a tree of loops (`runtime/codegen/loops/`):
 
 - `tree.py` has its nodes, all immutable; `build.py` makes the tree of a kernel and its list of Opts; `spec.py` says
-  what it must be (checked with `SPEC=1`); `show.py` prints it (`DEBUG=5`).
+  what it must be (checked with `SPEC=1`); `show.py` prints it (`DEBUG=6`).
 - `runtime/codegen/emit/` walks it and writes the instructions (`lowered.py`), which a renderer prints.
 
 How to read one: `for i0 in begin..finish, parallel` is the loop that is cut over the threads, from a thread's first

@@ -40,28 +40,15 @@ class Prepared:
 
     def tree(self) -> Tree:
         """Its loops."""
-        from manygrad.runtime.codegen.loops.build import build
+        from manygrad.runtime.codegen.lowering import MAKE_LOOPS, lower
 
-        sig = signature(self.ast)
-        tree = build(sig, loop_nest(sig, self.opts))
-        if DEBUG >= 5:
-            from manygrad.runtime.codegen.loops.show import show
-
-            print(f"{self.name}: {' '.join(map(repr, self.opts)) or 'as written'}\n{show(tree)}")
-        if SPEC:
-            from manygrad.runtime.codegen.loops.spec import verify
-
-            verify(tree)
+        tree: Tree = lower(self.name, self.ast, self.opts, MAKE_LOOPS)
         return tree
 
     def program(self) -> LoweredProgram:
-        from manygrad.runtime.codegen.emit.lower import emit
+        from manygrad.runtime.codegen.lowering import EMIT, MAKE_LOOPS, lower
 
-        program = emit(self.tree(), self.name)
-        if SPEC:
-            from manygrad.runtime.codegen.emit.spec import verify
-
-            verify(program)
+        program: LoweredProgram = lower(self.name, self.ast, self.opts, MAKE_LOOPS, EMIT)
         return program
 
     def code(self, render: Callable[[LoweredProgram], str]) -> str:
@@ -72,7 +59,10 @@ class Prepared:
 @lru_cache(maxsize=16)
 def rendered(prepared: Prepared, render: Callable[[LoweredProgram], str]) -> str:
     """The source cache: kernel AST and opts -> code (for several compilations, DEBUG=4 and `KernelContext.source`)."""
-    return render(prepared.program())
+    from manygrad.runtime.codegen.lowering import EMIT, MAKE_LOOPS, lower, render_pass
+
+    text: str = lower(prepared.name, prepared.ast, prepared.opts, MAKE_LOOPS, EMIT, render_pass(render))
+    return text
 
 
 def prepare(ast: UOp, machine: Machine, opts: tuple[Opt, ...] | None = None, simplify: bool = True) -> Prepared:

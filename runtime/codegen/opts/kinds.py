@@ -33,6 +33,7 @@ from manygrad.runtime.codegen.opts.unroll import Unroll
 from manygrad.runtime.codegen.opts.vectorize import Vectorize
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.ranges import ranges_of
+from manygrad.tensor.uop.uop import UOp
 
 KINDS: tuple[type[Opt], ...] = (
     Reorder, Vectorize, RFactor, Tile, Unroll, Tensorize, Matrix, Skip, CacheRead, Block, ReduceBlock, ComputeAt,
@@ -61,11 +62,24 @@ def loop_nest(sig: Signature, opts: Sequence[Opt]) -> LoopNest:
 @lru_cache(maxsize=16)
 def _loop_nest(sig: Signature, opts: Opts) -> LoopNest:
     """(Memoised: a list is chosen, checked and lowered one after the other.)"""
-    ranges = {u.arg.id: u for u in sig.nodes if u.op is Ops.RANGE}
     nest = LoopNest(sig.loops)
-    for opt in sorted(opts, key=lambda o: _ORDER[type(o)]):
-        nest = opt.apply(nest, ranges)
+    for opt in in_order(opts):
+        nest = apply(opt, sig, nest)
     return nest
+
+
+def in_order(opts: Sequence[Opt]) -> list[Opt]:
+    """A list as it is applied."""
+    return sorted(opts, key=lambda o: _ORDER[type(o)])
+
+
+def apply(opt: Opt, sig: Signature, nest: LoopNest) -> LoopNest:
+    return opt.apply(nest, _ranges(sig))
+
+
+@lru_cache(maxsize=4)
+def _ranges(sig: Signature) -> dict[int, UOp]:
+    return {u.arg.id: u for u in sig.nodes if u.op is Ops.RANGE}
 
 
 def legal(sig: Signature, opts: Sequence[Opt]) -> str | None:
