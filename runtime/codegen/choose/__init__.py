@@ -22,7 +22,13 @@ from manygrad.runtime.codegen.analysis.describe import signature
 from manygrad.runtime.codegen.choose.blocks import sum_rows_in_turn
 from manygrad.runtime.codegen.choose.conditions import skip_masked, unroll_reduction
 from manygrad.runtime.codegen.choose.facts import Facts
-from manygrad.runtime.codegen.choose.matrices import fits_matrix_unit, lane_of_matrices, single_row, use_matrix_unit
+from manygrad.runtime.codegen.choose.matrices import (
+    fits_matrix_unit,
+    lane_of_matrices,
+    multiply_in_parts,
+    single_row,
+    use_matrix_unit,
+)
 from manygrad.runtime.codegen.choose.memory import (
     limit_rows_of_tile,
     prefetch_rows,
@@ -63,7 +69,7 @@ from manygrad.runtime.codegen.choose.tiles import (
     write_out_blocks,
 )
 from manygrad.runtime.codegen.choose.vectors import cheapest_loop, vectorize_loop
-from manygrad.runtime.codegen.opts import Online, Opts, Parallel
+from manygrad.runtime.codegen.opts import Matrix, Online, Opts, Parallel
 from manygrad.runtime.codegen.opts.opt import chosen
 from manygrad.runtime.codegen.target import Machine
 from manygrad.tensor.uop.ranges import ranges_of
@@ -71,6 +77,7 @@ from manygrad.tensor.uop.uop import UOp
 
 # in the order in which they are made; of a product exactly one of those that pack
 DECISIONS: tuple[Callable[..., Opts], ...] = (
+    multiply_in_parts,
     run_in_order,
     multiply_blocks_of_bytes,
     accumulate_in_lanes,
@@ -138,9 +145,19 @@ def plain(ast: UOp) -> Opts:
     return () if any(s.arg is not None for s in sig.stores) or not sig.loops else (Parallel(1),)
 
 
-def decide(facts: Facts) -> Choice:
-    """All decisions about a kernel, in order."""
-    choice = Choice(facts)
+def decide(facts: Facts, in_parts: Facts | None = None) -> Choice:
+    """All decisions about a kernel, in order; `in_parts`: of the kernel with its product in parts, which is taken where
+    a matrix unit multiplies it then."""
+    if in_parts is not None:
+        choice = Choice(in_parts)
+        choice.take(multiply_in_parts)
+        if chosen(_decide(choice).opts, Matrix) is not None:
+            return choice
+    return _decide(Choice(facts))
+
+
+def _decide(choice: Choice) -> Choice:
+    facts = choice.facts
     if any(s.arg is not None for s in facts.sig.stores):
         choice.take(run_in_order)
         return choice

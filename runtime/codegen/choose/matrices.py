@@ -9,11 +9,17 @@ from manygrad.runtime.codegen.choose.operands import can_pack
 from manygrad.runtime.codegen.choose.packing import ProductTile, can_pack_rows, loops_stored_closer
 from manygrad.runtime.codegen.choose.reductions import Split
 from manygrad.runtime.codegen.kernel.dots import is_dot, is_total, row_step, step_of
-from manygrad.runtime.codegen.opts import Matrix, Opts, Tensorize, Tile, Unroll
+from manygrad.runtime.codegen.opts import Float32Parts, Matrix, Opts, Tensorize, Tile, Unroll
 from manygrad.runtime.codegen.opts.opt import without
 from manygrad.runtime.codegen.target import LANE_BYTES, SQUARES
 from manygrad.tensor.uop.ranges import ranges_of
 from manygrad.tensor.uop.uop import UOp
+
+
+def multiply_in_parts(facts: Facts, opts: Opts) -> Opts:
+    """A product of float32 is multiplied as parts of bfloat16, where a matrix unit takes it so."""
+    (u,) = facts.sig.reduces
+    return (*opts, Float32Parts(u.src[1].arg.id))
 
 
 def lane_of_matrices(facts: Facts, split: Split) -> UOp | None:

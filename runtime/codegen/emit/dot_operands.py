@@ -21,7 +21,7 @@ from manygrad.runtime.codegen.emit.emission import Emission
 from manygrad.runtime.codegen.emit.local import held
 from manygrad.runtime.codegen.emit.memory import transpose
 from manygrad.runtime.codegen.emit.values import key, ragged_mask, value
-from manygrad.runtime.codegen.kernel.dots import parts_of
+from manygrad.runtime.codegen.kernel.float32_parts import parts_of
 from manygrad.runtime.codegen.loops.lanes import Lanes, step_along
 from manygrad.runtime.codegen.lowered import Inst, Low
 from manygrad.runtime.codegen.target import LANE_BYTES

@@ -22,7 +22,8 @@ from manygrad.runtime.codegen.emit.indices import instruction
 from manygrad.runtime.codegen.emit.local import matrix_sum_at, packed_at, picked_up
 from manygrad.runtime.codegen.emit.memory import argument
 from manygrad.runtime.codegen.emit.values import sum_of_terms, value
-from manygrad.runtime.codegen.kernel.dots import parts_of, products_of_parts, row_step
+from manygrad.runtime.codegen.kernel.dots import row_step
+from manygrad.runtime.codegen.kernel.float32_parts import parts_of, products_of_parts
 from manygrad.runtime.codegen.loops.tree import ReduceLoop, Rest
 from manygrad.runtime.codegen.lowered import Inst, Low, Square
 from manygrad.runtime.codegen.target import LANE_BYTES, SQUARES, Dot

@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from manygrad.runtime.codegen.analysis.describe import Signature, in_whole_tiles, is_fixed, size_max
-from manygrad.runtime.codegen.kernel.dots import is_dot, is_total, parts_of
+from manygrad.runtime.codegen.kernel.dots import is_dot, is_total
+from manygrad.runtime.codegen.kernel.float32_parts import parts_of
 from manygrad.runtime.codegen.lowered import SCRATCH_BYTES
 from manygrad.runtime.codegen.opts.nest import LoopNest
 from manygrad.runtime.codegen.opts.opt import Neighbourhood, Opt, Opts, RangeOpt

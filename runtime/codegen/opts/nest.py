@@ -29,6 +29,7 @@ class LoopNest:
     shared: tuple[tuple[UOp, int, int], ...] = ()  # (reduce range, argument, iterations of it that a group copies)
     reduce_block: tuple[UOp, int] | None = None
     dots: Mapping[UOp, int] = field(default_factory=dict)  # reduce range -> iterations in a lane
+    in_parts: UOp | None = None  # the reduce range of products of float32 that are made of parts
     matrix: UOp | None = None  # the one of those along which a matrix unit adds up
     skipped: frozenset[UOp] = frozenset()  # reduce ranges
     staged: tuple[tuple[UOp, int], ...] = ()  # (loop, argument)

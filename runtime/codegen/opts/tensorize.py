@@ -55,8 +55,6 @@ class Tensorize(RangeOpt):
                     f"{o}: the REDUCEs over it are no sums of products of bytes or bfloat16, "
                     "or of such as the machine does not multiply"
                 )
-            if any(u.src[0].arg.in_parts for u in over) and nest.matrix is not r:
-                return f"{o}: products of float32 are of a matrix unit alone"
             if any(o.terms != u.src[0].arg.terms for u in over):
                 return f"{o}: an instruction adds up {over[0].src[0].arg.terms} products"
             if not is_fixed(r) and not in_whole_tiles(r, nest.tile[r]):

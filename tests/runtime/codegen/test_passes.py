@@ -55,7 +55,7 @@ def test_the_passes_of_a_kernel_are_tracked() -> None:
 def test_a_choice_that_the_kernel_cannot_take_is_told_and_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     """Under SPEC it is an error; a user's program runs, more slowly."""
     chosen = replace(pipeline.decide(Facts(exp_of(dtypes.float32), MACHINE, {})), opts=(Tile(77, 4),))
-    monkeypatch.setattr(pipeline, "decide", lambda facts: chosen)
+    monkeypatch.setattr(pipeline, "choice_of", lambda kernel, machine: chosen)
     with pytest.raises(AssertionError, match="77.*please report it"):
         pipeline.prepare(exp_of(dtypes.float32), MACHINE)
     with Context(SPEC=0), pytest.warns(RuntimeWarning, match="77.*please report it"):
