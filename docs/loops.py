@@ -41,9 +41,9 @@ four vectors of 16; what is below is written out for each of them. `k2` is a ran
 
 On OPENCL each work item runs a part of the parallel loop, from its first index to its last, unless Opts bind loops to
 the work items of a group: then that loop is the grid, an index for each group, and its work items may share memory and
-wait for each other at barriers. A sum may also go across lanes, the work items of a subgroup (a warp): `for i in
-lane..512 by 32, lanes` gives each its iterations, and `across 32 lanes` says that their partial sums are combined. Such
-lists are for GPUs: the search (`BEAM`) tries them there.
+wait for each other at barriers. A sum may also go across the work items of a subgroup (a warp): `for i in
+member..512 by 32, subgroup` gives each its iterations, and `across 32 work items` says that their partial sums are
+combined. Such lists are for GPUs: the search (`BEAM`) tries them there.
 
 Three kernels follow, with the Opts that the heuristic gives them on two cores with AVX-512. The first tree is the
 kernel as written; after that, what each Opt changes of it.

@@ -102,9 +102,9 @@ def beyond(machine: Machine, ast: UOp, opts: tuple[Opt, ...]) -> str | None:
     nest = loop_nest(sig, opts)
     if math.prod(nest.group) > machine.group_items:
         return f"a group of {math.prod(nest.group)} work items; this machine has groups of {machine.group_items}"
-    lanes = max(nest.reduce_bound.values(), default=1)
-    if lanes > machine.subgroup_items > 0:
-        return f"sums across {lanes} lanes; this machine's subgroups have {machine.subgroup_items}"
+    items = max(nest.reduce_bound.values(), default=1)
+    if items > machine.subgroup_items > 0:
+        return f"sums across {items} work items; this machine's subgroups have {machine.subgroup_items}"
     exchanged = 0 if machine.subgroup_items else exchanged_bytes(sig, nest)
     if (nbytes := shared_bytes(sig, nest) + exchanged) > machine.shared_bytes:
         return f"{nbytes} bytes that a group shares; this machine has {machine.shared_bytes}"

@@ -22,7 +22,7 @@ def multiply_in_parts(facts: Facts, opts: Opts) -> Opts:
     return (*opts, Float32Parts(u.src[1].arg.id))
 
 
-def lane_of_matrices(facts: Facts, split: Split) -> UOp | None:
+def vectorized_for_matrices(facts: Facts, split: Split) -> UOp | None:
     """The loop of a product with vectors along which a matrix unit reads the other factor as it lies, along the
     reduction; if there is none, or it may be either, that along which results are stored. Not one of those that are
     accumulated in lanes of their own."""
@@ -60,24 +60,24 @@ def multiplies_matrices(facts: Facts, u: UOp) -> bool:
     return unit and alone and len(u.src) == 2
 
 
-def single_row(facts: Facts, opts: Opts, main: UOp, lane: UOp) -> ProductTile | None:
+def single_row(facts: Facts, opts: Opts, main: UOp, vectorized: UOp) -> ProductTile | None:
     """A product of one row, as of a batch of one."""
     if not multiplies_matrices(facts, main):
         return None
-    columns = [u for u in facts.loads_of[main] if lane in ranges_of(u)]
-    rows = [u for u in facts.loads_of[main] if lane not in ranges_of(u)]
-    if len(columns) != 1 or len(rows) != 1 or not can_pack(facts, opts, columns[0], main, lane):
+    columns = [u for u in facts.loads_of[main] if vectorized in ranges_of(u)]
+    rows = [u for u in facts.loads_of[main] if vectorized not in ranges_of(u)]
+    if len(columns) != 1 or len(rows) != 1 or not can_pack(facts, opts, columns[0], main, vectorized):
         return None
-    outer = [r for r in facts.sig.loops if r in ranges_of(main) and r is not lane]
+    outer = [r for r in facts.sig.loops if r in ranges_of(main) and r is not vectorized]
     after = [r for r in facts.sig.loops if r not in ranges_of(main)]
-    return ProductTile(main, lane, [], columns[0], rows[0], [], outer, after)
+    return ProductTile(main, vectorized, [], columns[0], rows[0], [], outer, after)
 
 
 def use_matrix_unit(facts: Facts, opts: Opts, p: ProductTile) -> Opts:
     """Squares of rows by vectors of sums, two by two, so that each that is loaded is multiplied twice; as much of the
     reduction as an instruction adds up."""
     k, high, wide = p.main.src[-1], SQUARES * p.main.src[0].arg.rows, SQUARES * facts.lanes
-    columns = (Tile(p.lane.arg.id, wide),) if size_max(p.lane) > facts.lanes else ()
+    columns = (Tile(p.vectorized.arg.id, wide),) if size_max(p.vectorized) > facts.lanes else ()
     each = p.main.src[0].arg.rows if p.main.src[0].arg.in_parts else 1  # (sums that rest are whole squares)
     rows = [Tile(r.arg.id, min(high, -(-size_max(r) // each) * each)) for r in p.row_loops]
     terms = Unroll(k.arg.id, terms_at_once(p.main)), Tensorize(k.arg.id, p.main.src[0].arg.terms), Matrix(k.arg.id)

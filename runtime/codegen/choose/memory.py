@@ -133,7 +133,7 @@ def stream_results(facts: Facts, opts: Opts) -> Opts:
     """Large outputs go past the caches: their lines are not read before they are written. So do smaller ones of a
     kernel that updates other memory in place: a gradient kept for the record beside the parameters' update."""
     sig, nest = facts.sig, loop_nest(facts.sig, opts)
-    if nest.lane is None:
+    if nest.vectorized is None:
         return opts
     read = set(map(slot, facts.loads))
     written = {slot(s): s for s in sig.stores}
@@ -144,7 +144,7 @@ def stream_results(facts: Facts, opts: Opts) -> Opts:
         for number, s in written.items()
         if s.arg is None and elements * s.src[1].dtype.itemsize >= least and number not in read
     }
-    past = {number for number, s in large.items() if whole_vectors(s, nest.lane, nest.lanes)}
+    past = {number for number, s in large.items() if whole_vectors(s, nest.vectorized, nest.lanes)}
     if not past and large.keys() == written.keys() and begins_anywhere(sig, nest):
         past = set(large)
     return (*opts, *map(NontemporalStore, sorted(past - set(nest.streamed))))

@@ -163,7 +163,7 @@ class OpenTiles:
 
     vectors: Lanes
     analysis: TileAnalysis
-    along: UOp | Inst | None  # what binds the lane: its range, or a loop over the vectors of its tile
+    along: UOp | Inst | None  # what stands in the lanes: a range, or a loop over the vectors of its tile
     origin: Mapping[UOp, Inst] = field(default_factory=dict)  # range -> index of the tile's first iteration
     opened: Mapping[UOp, int] = field(default_factory=dict)  # range -> the number of the block that its tile stands in
     tile: Mapping[UOp, int] = field(default_factory=dict)  # range -> iterations in the tile
@@ -171,13 +171,13 @@ class OpenTiles:
     ragged: Mapping[UOp, Inst | None] = field(default_factory=dict)
     reach: int = 0  # iterations beyond such a range's tile that there are
     block: Mapping[UOp, Inst] = field(default_factory=dict)  # range -> index of its block's first iteration
-    # in a loop over single vectors: (the lane, index of the tile's first iteration, the vector's place in the tile)
+    # in a loop over single vectors: (the range, index of the tile's first iteration, the vector's place in the tile)
     vector: tuple[UOp, Inst, Inst] | None = None
     prefetches: tuple[PrefetchLoads, ...] = ()  # those around
     read_ahead: tuple[PrefetchAhead, ...] = ()
 
     @property
-    def lane(self) -> UOp | None:
+    def vectorized(self) -> UOp | None:
         return self.vectors.range
 
     @property
@@ -218,7 +218,7 @@ class Emission(Instructions):
         return replace(self.scope, vectors=lanes, analysis=self.tiling.analysis(lanes), along=lanes.range)
 
     def positions(self, ranges: frozenset[UOp]) -> Iterator[dict[UOp, int]]:
-        """The tile positions along `ranges`, in order, the lane's innermost; along that, one a vector."""
+        """The tile positions along `ranges`, in order, the vectorized range innermost; along that, one a vector."""
         return self.tiling.positions(ranges, self.scope.tile, self.scope.vectors)
 
     # *** values ***

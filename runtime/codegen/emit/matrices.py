@@ -70,9 +70,9 @@ class _Squares(NamedTuple):
 
     def position(self, e: Emission, i: int, j: int) -> dict[UOp, int]:
         """Position of the first sum of a square."""
-        assert e.scope.lane is not None
+        assert e.scope.vectorized is not None
         row = {} if self.rows is None else {self.rows: i * self.dot.rows}
-        return {**row, e.scope.lane: j * e.scope.lanes}
+        return {**row, e.scope.vectorized: j * e.scope.lanes}
 
     @property
     def shapes(self) -> Shapes:
@@ -91,12 +91,12 @@ class _Squares(NamedTuple):
 
 def reduce_matrices(e: Emission, node: ReduceLoop, body: Callable[[], None]) -> None:
     """The sums of the open tile, around the loops of `body`; then local memory has them."""
-    (u,), lane = node.group, e.scope.lane
+    (u,), vectorized = node.group, e.scope.vectorized
     sums = e.local.matrices[u]
     rows, terms = sums.rows, sums.terms
-    assert lane is not None
+    assert vectorized is not None
     whole = _Squares(u, rows, sums.height, sums.wide, terms)
-    height, wide = e.scope.tile[rows] if rows is not None else 1, -(-e.scope.tile[lane] // e.scope.lanes)
+    height, wide = e.scope.tile[rows] if rows is not None else 1, -(-e.scope.tile[vectorized] // e.scope.lanes)
     tile = whole._replace(height=height, wide=wide)
     mine, usual = tile.shapes, whole.shapes
     mine = usual if _covers(usual, mine) else mine
@@ -136,11 +136,11 @@ def _products(e: Emission, u: UOp) -> Products:
 
 
 def _columns(e: Emission, u: UOp) -> UOp:
-    return next(s for s in u.src[0].src if e.scope.lane in ranges_of(s))
+    return next(s for s in u.src[0].src if e.scope.vectorized in ranges_of(s))
 
 
 def _rows(e: Emission, u: UOp) -> UOp:
-    return next(s for s in u.src[0].src if e.scope.lane not in ranges_of(s))
+    return next(s for s in u.src[0].src if e.scope.vectorized not in ranges_of(s))
 
 
 def _sum(e: Emission, tile: _Squares, products: Products, body: Callable[[], None]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from manygrad.runtime.codegen.analysis.affine import Position
-from manygrad.runtime.codegen.emit.dot_operands import dot_operand, dot_operand_parts, joined_parts, lane_along
+from manygrad.runtime.codegen.emit.dot_operands import dot_operand, dot_operand_parts, joined_parts, vectors_along
 from manygrad.runtime.codegen.emit.emission import Emission
 from manygrad.runtime.codegen.emit.local import packed_at
 from manygrad.runtime.codegen.emit.masks import unless_masked
@@ -58,7 +58,7 @@ def _pack_rows_along(e: Emission, stage: Stage) -> None:
     m, (k,) = stage.loop, stage.ranges
     n = e.scope.tile[k] // stage.group
     for row in range(e.scope.tile[m]):
-        with lane_along(e, k, n, whole=True):
+        with vectors_along(e, k, n, whole=True):
             halves = [e.splat(value(e, stage.value, {m: row, k: begin}), n) for begin in (0, n)]
         pointer, offset, constant, _ = packed_at(e, stage, {m: row, k: 0})
         for number, found in enumerate(joined_parts(e, stage.parts, *halves)):

@@ -180,7 +180,7 @@ def accumulate(e: Emission, accumulator: Accumulator, position: dict[UOp, int], 
         new = greater(e, x, old)
     else:
         new = e.emit(u.arg, u.dtype, (e.splat(value(e, v, position), acc.lanes), old), None, acc.lanes, here=True)
-    if e.scope.lane in u.src[1:] and (mask := ragged_mask(e, position)) is not None:
+    if e.scope.vectorized in u.src[1:] and (mask := ragged_mask(e, position)) is not None:
         new = e.emit(Ops.WHERE, u.dtype, (mask, new, old), None, acc.lanes, here=True)
     e.emit(Low.SET, dtypes.void, (acc, new), here=True)
 

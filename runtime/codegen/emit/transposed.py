@@ -35,7 +35,7 @@ def runs_of_stores(e: Emission) -> tuple[list[StoreRun], list[dict[UOp, int]]]:
     if (
         len(e.sig.stores) > 1
         or u.arg is not None
-        or e.scope.lane is None
+        or e.scope.vectorized is None
         or len(u.src[0].src) == 3
         or u.src[1].dtype.is_bool
     ):

@@ -175,7 +175,7 @@ class _Blocks:
     def _resting(self, group: tuple[UOp, ...], inside: tuple[UOp, ...], lanes: int) -> tuple[Index, int]:
         """Where the sums of the current tile rest, in elements; the bytes of those of all tiles."""
         nest = self.t.kernel.nest
-        vectors = {x: nest.tile.get(x, 1) // (nest.lanes if x is nest.lane else 1) for x in nest.loops}
+        vectors = {x: nest.tile.get(x, 1) // (nest.lanes if x is nest.vectorized else 1) for x in nest.loops}
         # of one tile of each loop
         count = sum(lanes * math.prod(n for x, n in vectors.items() if x in ranges_of(u)) for u in group)
         tiles = (

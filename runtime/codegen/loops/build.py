@@ -6,7 +6,7 @@ from manygrad.runtime.codegen.analysis.describe import Signature
 from manygrad.runtime.codegen.kernel.online import online_pair
 from manygrad.runtime.codegen.loops.blocks import parallel
 from manygrad.runtime.codegen.loops.context import in_context
-from manygrad.runtime.codegen.loops.index import FIRST_LANE
+from manygrad.runtime.codegen.loops.index import FIRST_ITEM
 from manygrad.runtime.codegen.loops.local import Local
 from manygrad.runtime.codegen.loops.pack import pack
 from manygrad.runtime.codegen.loops.reduce import reduces
@@ -31,12 +31,12 @@ def build(sig: Signature, nest: LoopNest) -> Tree:
 
     def stores(around: Around) -> Nodes:
         store = Store(around.row, around.stored, nest.streamed, nest.aligned is not None)
-        return (If(FIRST_LANE, (store,)),) if nest.reduce_bound else (store,)
+        return (If(FIRST_ITEM, (store,)),) if nest.reduce_bound else (store,)
 
     def loops(around: Around, i: int) -> Nodes:
         if i == len(nest.loops):
             return stores(around)
-        if rows and nest.loops[i] is nest.lane:
+        if rows and nest.loops[i] is nest.vectorized:
             return each_row(t, around, stores)
         return t.loop(nest.loops[i], around, lambda inner: loops(inner, i + 1))
 

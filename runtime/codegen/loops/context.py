@@ -24,5 +24,5 @@ def in_context(sig: Signature, nest: LoopNest) -> KernelContext:
     slots = {slot for _, slot in nest.staged}
     loads = [u for u in sig.nodes if u.op is Ops.LOAD and u.src[0].src[0].arg in slots]
     packed = frozenset(r for u in loads for r in ranges_of(u))
-    lanes = Lanes(nest.lane, nest.lanes if nest.lane is not None else 1)
+    lanes = Lanes(nest.vectorized, nest.lanes if nest.vectorized is not None else 1)
     return KernelContext(sig, nest, Tiling(nest.loops, lanes, nest.tile, nest.reduce_lanes, nest.dots, packed))

@@ -77,7 +77,7 @@ class Tiling:
         return (lanes.count if r is lanes.range else 1) * self.dots.get(r, 1)
 
     def positions(self, ranges: frozenset[UOp], tiles: Mapping[UOp, int], lanes: Lanes) -> Iterator[dict[UOp, int]]:
-        """The tile positions along `ranges`, in order, the lane's innermost; along that, one a vector."""
+        """The tile positions along `ranges`, in order, the vectorized range innermost; along that, one a vector."""
         tiled = [r for r in (*self.loops, *tiles) if r in ranges and tiles.get(r, 1) > 1]
         tiled = sorted(dict.fromkeys(tiled), key=lambda r: r is lanes.range)
         for at in itertools.product(*(range(0, tiles[r], self.step_of(r, lanes)) for r in tiled)):

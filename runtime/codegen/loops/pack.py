@@ -62,9 +62,9 @@ def _packing(t: Tiler, stage: Stage, around: Around, tiles: Tiles | None) -> Pac
 
 
 def _one(t: Tiler, stage: Stage, around: Around) -> Pack:
-    lane, along = around.lanes.range, stage.turned and lies_along(t.kernel, stage)
+    vectorized, along = around.lanes.range, stage.turned and lies_along(t.kernel, stage)
     skipped = () if stage.turned else masks(t.kernel, [stage.value], frozenset(stage.ranges))
-    return Pack(stage, skipped, lane is stage.loop and lane is not t.kernel.nest.lane, along)
+    return Pack(stage, skipped, vectorized is stage.loop and vectorized is not t.kernel.nest.vectorized, along)
 
 
 def packing_lanes(kernel: KernelContext, stage: Stage, around: Lanes) -> Lanes:
@@ -87,7 +87,7 @@ def packing_lanes(kernel: KernelContext, stage: Stage, around: Lanes) -> Lanes:
     if a is not None and a.stride != 1:
         square = next((k for k in stage.ranges if step_along(kernel.tiling.analysis(lanes), load.src[1], k) == 1), None)
         lanes = replace(lanes, square=square)
-    if lanes.range is not nest.lane and square is None and (a is None or a.stride != 1):
+    if lanes.range is not nest.vectorized and square is None and (a is None or a.stride != 1):
         return Lanes(around.range, around.count)
     if square is not None and len(load.src) == 2 and kernel.tiling.tile_of(r, lanes) % lanes.count == 0:
         alone = replace(lanes, singly=r)

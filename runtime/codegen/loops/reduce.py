@@ -55,9 +55,11 @@ def reduces(t: Tiler, around: Around, pairs: Mapping[UOp, Pair]) -> tuple[Nodes,
             return tuple(found), around
         # one of several that share their ranges waits for the others
         first = next((u for u in ready if all(v in ready for v in around.waiting if v.src[1:] == u.src[1:])), ready[0])
-        lane = around.lanes.range
+        vectorized = around.lanes.range
         group = tuple(
-            u for u in ready if u.src[1:] == first.src[1:] and (lane in ranges_of(u)) == (lane in ranges_of(first))
+            u
+            for u in ready
+            if u.src[1:] == first.src[1:] and (vectorized in ranges_of(u)) == (vectorized in ranges_of(first))
         )
         around = replace(around, waiting=tuple(u for u in around.waiting if u not in group))
         pair = pairs.get(group[0])

@@ -26,7 +26,7 @@ def has_rows(kernel: KernelContext) -> bool:
     nest, stores = kernel.nest, kernel.sig.stores
     return (
         all(s.src[0].src[0].arg in nest.streamed for s in stores)
-        and not any(nest.lane is not None and whole_vectors(s, nest.lane, nest.lanes) for s in stores)
+        and not any(nest.vectorized is not None and whole_vectors(s, nest.vectorized, nest.lanes) for s in stores)
         and begins_anywhere(kernel.sig, nest)
     )
 
@@ -34,7 +34,7 @@ def has_rows(kernel: KernelContext) -> bool:
 def each_row(t: Tiler, around: Around, body: Body) -> Nodes:
     """`body` for all of the rows in the tile, one after the other, in vectors that begin where lines do."""
     nest = t.kernel.nest
-    r = nest.lane
+    r = nest.vectorized
     assert r is not None
     line = index.const(max(nest.lanes, *(LINE_BYTES // s.src[1].dtype.itemsize for s in t.kernel.sig.stores)))
     lanes, size = Lanes(r, nest.lanes, singly=r, begins=1), index.const(r.src[0].arg)

@@ -94,7 +94,7 @@ def _line(tree: Tree, node: Node, lanes: Lanes) -> str:
             lanes_of = f" in lanes of {name(node.split)}" if node.split is not None else ""
             rest = "" if node.rest is None else f", from local[{node.rest.offset_bytes}..] on"
             rows = [k.offset_bytes for k in tree.local.kept.values() if {*k.owners} & {*node.group}]
-            across = f", across {node.across} lanes" if node.across > 1 else ""
+            across = f", across {node.across} work items" if node.across > 1 else ""
             keep = "".join(f", keeping what it reads in local[{at}..]" for at in rows)
             how = " in 16 bits" if node.words else " in matrices" if node.matrix else ""
             return f"reduce {sums} over {over}{how}{lanes_of}{across}{rest}{keep}:"

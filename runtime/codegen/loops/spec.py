@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from math import gcd
 
-from manygrad.runtime.codegen.loops.index import FIRST_LANE, Index, Of
+from manygrad.runtime.codegen.loops.index import FIRST_ITEM, Index, Of
 from manygrad.runtime.codegen.loops.lanes import Lanes, fixed_size
 from manygrad.runtime.codegen.loops.prefetch import loads
 from manygrad.runtime.codegen.loops.show import name, text
@@ -64,9 +64,9 @@ class Open:
     kinds: frozenset[Kind] = frozenset()  # of the loops around
     is_uniform: bool = True  # whether all work items of the group get here
     sharing: Share | None = None
-    across: int = 1  # lanes that the innermost Reduce has
+    across: int = 1  # work items that the innermost Reduce has
     is_summed_across: bool = False  # whether any has some
-    is_first_lane: bool = False
+    is_first_item: bool = False
     lanes: Lanes = field(default_factory=Lanes)
     block: Nodes = ()  # what the innermost block holds
     steps: Mapping[Index, int] = field(default_factory=dict)  # loop's counter -> what it is a multiple of (0: it is 0)
@@ -85,7 +85,11 @@ RULES: list[Rule] = [
         For,
         lambda n, o: n.kind is not Kind.GROUP or o.tree.group[n.dim : n.dim + 1] == (n.end.number,),
     ),
-    ("what is dealt out to lanes is a sum across them", For, lambda n, o: n.kind is not Kind.LANES or o.across > 1),
+    (
+        "only a sum across work items is dealt out to them",
+        For,
+        lambda n, o: n.kind is not Kind.SUBGROUP or o.across > 1,
+    ),
     ("a group gets to a barrier", Barrier, lambda n, o: Kind.GROUP in o.kinds and o.is_uniform and not o.sharing),
     ("a group shares memory", Share, lambda n, o: Kind.GROUP in o.kinds and o.is_uniform and not o.sharing),
     (
@@ -131,11 +135,15 @@ RULES: list[Rule] = [
         lambda n, o: n.nbytes > 0 and n.argument in {u.src[0].src[0].arg for u in _loaded(n, o)},
     ),
     ("partial sums are those of the lanes' own range", ReduceLoop, lambda n, o: n.partials == _partials(n, o)),
-    ("as many lanes sum as a group has", ReduceLoop, lambda n, o: n.across == 1 or o.tree.group[:1] == (n.across,)),
+    (
+        "a sum is across a whole group",
+        ReduceLoop,
+        lambda n, o: n.across == 1 or o.tree.group[:1] == (n.across,),
+    ),
     ("sums are over the same ranges", ReduceLoop, lambda n, o: len({u.src[1:] for u in n.group}) == 1),
     ("all is open that sums depend on", ReduceLoop, lambda n, o: all(ranges_of(u) <= o.tiles for u in n.group)),
     ("a sum is computed once in a tile", ReduceLoop, lambda n, o: not o.computed & {*n.group}),
-    ("all lanes get to a sum across them", ReduceLoop, lambda n, o: n.across == 1 or o.is_uniform),
+    ("all work items get to a sum across them", ReduceLoop, lambda n, o: n.across == 1 or o.is_uniform),
     (
         "what is held in 16 bits is a whole sum",
         ReduceLoop,
@@ -157,7 +165,7 @@ RULES: list[Rule] = [
         Store,
         lambda n, o: {*n.past_caches} <= {u.src[0].src[0].arg for u in o.tree.sig.stores},
     ),
-    ("one of the lanes stores", Store, lambda n, o: o.is_first_lane or not o.is_summed_across),
+    ("one of the work items stores", Store, lambda n, o: o.is_first_item or not o.is_summed_across),
     ("conditions are known in a block of their own", Holds, lambda n, o: o.block == (n,)),
     ("nothing is stored inside of a sum", Store, lambda n, o: not o.reducing and o.packing is None),
 ]
@@ -210,7 +218,7 @@ def _inside(node: Node, o: Open) -> Open:
     """Verifies what is in a node; gives what is open after it."""
     match node:
         case For():
-            uniform = o.is_uniform and node.begin.op is not Of.ITEM and node.kind is not Kind.LANES
+            uniform = o.is_uniform and node.begin.op is not Of.ITEM and node.kind is not Kind.SUBGROUP
             steps = {**o.steps, node.counter: gcd(_multiple(node.begin, o), node.step)}
             inside = replace(
                 o,
@@ -230,7 +238,7 @@ def _inside(node: Node, o: Open) -> Open:
             _verify(node.body, replace(o, blocks=o.blocks | {node.range}))
         case If():
             inside = replace(o, is_uniform=False)
-            first = replace(inside, is_first_lane=o.is_first_lane or node.condition == FIRST_LANE, block=node.body)
+            first = replace(inside, is_first_item=o.is_first_item or node.condition == FIRST_ITEM, block=node.body)
             known = [_verify(node.body, first), _verify(node.otherwise, replace(inside, block=node.otherwise))]
             return replace(o, computed=known[0] & known[1])
         case PackStage():

@@ -48,7 +48,7 @@ class Kind(Enum):
     PARALLEL = "parallel"  # cut over the threads: from this call's first index to its last
     GRID = "grid"  # cut over the groups of a device
     GROUP = "group"  # one iteration for each work item of a group, side by side
-    LANES = "lanes"  # dealt out to the work items of a subgroup: side by side, every so many iterations each
+    SUBGROUP = "subgroup"  # dealt out to the work items of a subgroup: side by side, every so many iterations each
 
 
 @dataclass(frozen=True)

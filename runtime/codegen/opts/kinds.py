@@ -140,7 +140,7 @@ def sums(sig: Signature, opts: Sequence[Opt]) -> tuple[frozenset[tuple[int, ...]
     found = []
     for u in sig.reduces:
         own = [r for r in u.src[1:] if r in nest.reduce_lanes]
-        split = own[0] if own and (nest.lane is None or nest.lane not in ranges_of(u)) else None
+        split = own[0] if own and (nest.vectorized is None or nest.vectorized not in ranges_of(u)) else None
         order = set[tuple[int, ...]]()
         whole, inside = True, set[tuple[int, ...]]()  # whether all ranges inside of this one are written out; how far
         for r in reversed(u.src[1:]):

@@ -18,14 +18,14 @@ class LoopNest:
     """
 
     loops: tuple[UOp, ...]
-    lane: UOp | None = None  # the loop that is vectorized
+    vectorized: UOp | None = None  # the loop that is vectorized
     lanes: int = 1
     reduce_lanes: Mapping[UOp, int] = field(default_factory=dict)
     tile: Mapping[UOp, int] = field(default_factory=dict)  # range -> elements
     parallel: int = 0  # so many of the outermost loops are one loop that is cut over the threads
     block: Mapping[UOp, int] = field(default_factory=dict)  # loop -> tiles a block; one entry at most
     bound: Mapping[UOp, int] = field(default_factory=dict)  # loop -> work items of a group that run its tiles
-    reduce_bound: Mapping[UOp, int] = field(default_factory=dict)  # reduce range -> lanes that it is dealt out to
+    reduce_bound: Mapping[UOp, int] = field(default_factory=dict)  # reduce range -> work items that it is dealt out to
     shared: tuple[tuple[UOp, int, int], ...] = ()  # (reduce range, argument, iterations of it that a group copies)
     reduce_block: tuple[UOp, int] | None = None
     dots: Mapping[UOp, int] = field(default_factory=dict)  # reduce range -> iterations in a lane
@@ -45,7 +45,7 @@ class LoopNest:
 
     def lanes_of(self, r: UOp) -> int:
         """How many neighbouring iterations of `r` stand in one vector."""
-        return self.lanes if r is self.lane else self.reduce_lanes.get(r, 1)
+        return self.lanes if r is self.vectorized else self.reduce_lanes.get(r, 1)
 
     def next_tile(self, load: UOp, r: UOp) -> UOp | None:
         """The loop of which `load`, read along `r`, is prefetched one tile ahead: the innermost one around `r` that
@@ -66,9 +66,9 @@ class LoopNest:
 
     @property
     def group(self) -> tuple[int, ...]:
-        """Work items of a group: the lanes of its sums, then the innermost loop's first; (): there are no groups."""
-        lanes = tuple({*self.reduce_bound.values()})  # (one number)
-        return (*lanes, *(self.bound[r] for r in reversed(self.loops) if r in self.bound))
+        """Work items of a group: those of its sums, then the innermost loop's first; (): there are no groups."""
+        across = tuple({*self.reduce_bound.values()})  # (one number)
+        return (*across, *(self.bound[r] for r in reversed(self.loops) if r in self.bound))
 
     @property
     def counts(self) -> tuple[tuple[UOp, int], ...]:

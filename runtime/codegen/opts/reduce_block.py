@@ -34,7 +34,7 @@ class ReduceBlock(RangeOpt):
 
     kind = "reduce_block"
     needs_block = True
-    needs_lane = True
+    needs_vectors = True
     iterations: int
 
     @property
@@ -95,7 +95,7 @@ def _unlike(sig: Signature, group: list[UOp], nest: LoopNest, blocked: UOp, k: U
     """Why the REDUCEs over the blocked loop cannot be run in blocks of `k`."""
     if not group or any(u.src[1:] != group[0].src[1:] or u.dtype is not group[0].dtype for u in group):
         return f"the REDUCEs over the blocked loop {blocked.arg.id} must share their ranges and type"
-    if len({nest.lane in ranges_of(u) for u in group}) > 1:
+    if len({nest.vectorized in ranges_of(u) for u in group}) > 1:
         return "some of the REDUCEs run along the vectorized loop and some do not"
     if group[0].src[1] is not k:
         return f"the outermost range of the reduction is {group[0].src[1].arg.id}"
