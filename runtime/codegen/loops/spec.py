@@ -73,8 +73,8 @@ class Open:
     begins: Mapping[UOp, int] = field(default_factory=dict)  # range -> what its open tile's first iteration is so
 
 
-Rule = tuple[str, type[Node], Callable[..., bool]]
-RULES: list[Rule] = [
+TreeRule = tuple[str, type[Node], Callable[..., bool]]
+RULES: list[TreeRule] = [
     ("each loop has a counter of its own", For, lambda n, o: n.counter not in o.counters),
     ("a loop goes in steps of at least 1", For, lambda n, o: n.step >= 1),
     ("only the outermost loop is parallel", For, lambda n, o: n.kind is not Kind.PARALLEL or not o.counters),
