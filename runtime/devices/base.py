@@ -93,7 +93,7 @@ class Kernel(Protocol):
         took."""
 
 
-class Loaded(Protocol):
+class KernelStore(Protocol):
     """The kernels of one kind of device that this process has (`LoadedKernels`)."""
 
     def get(self, ast: UOp) -> Kernel: ...
@@ -104,7 +104,7 @@ def _without_opts(ast: UOp, opts: tuple[Opt, ...] | None, simplify: bool) -> Ker
     raise NotImplementedError("kernels of this kind of device are not optimised")
 
 
-def _one_by_one(asts: Sequence[UOp], loaded: Loaded) -> None:
+def _one_by_one(asts: Sequence[UOp], loaded: KernelStore) -> None:
     for ast in asts:
         loaded.get(ast)
 
@@ -116,7 +116,7 @@ class Builder:
     build: Callable[[UOp], Kernel]  # of a SINK
     # of a CHAIN, whose kernels are given; None: these, block by block (`chain.py`)
     chain: Callable[[UOp, Sequence[Any]], Kernel] | None = None
-    build_all: Callable[[Sequence[UOp], Loaded], None] = _one_by_one  # of SINKs that are not loaded yet
+    build_all: Callable[[Sequence[UOp], KernelStore], None] = _one_by_one  # of SINKs that are not loaded yet
     build_with: Callable[[UOp, tuple[Opt, ...] | None, bool], Kernel] = _without_opts  # (ast, opts, simplify)
     knobs: tuple[str, ...] = ()  # environment variables that change what it builds
 

@@ -17,8 +17,6 @@ from manygrad.tensor.uop.rewrite import substitute
 from manygrad.tensor.uop.table import memo
 from manygrad.tensor.uop.uop import UOp
 
-INF = 1 << 62
-
 
 @dataclass(frozen=True, eq=False)
 class Signature:
