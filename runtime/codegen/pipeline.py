@@ -58,7 +58,7 @@ class Prepared:
 
 @lru_cache(maxsize=16)
 def rendered(prepared: Prepared, render: Callable[[LoweredProgram], str]) -> str:
-    """The source cache: kernel AST and opts -> code (for several compilations, DEBUG=4 and `KernelContext.source`)."""
+    """The source cache: kernel AST and opts -> code (for several compilations, DEBUG=4 and `Kernel.source`)."""
     from manygrad.runtime.codegen.lowering import EMIT, MAKE_LOOPS, lower, render_pass
 
     text: str = lower(prepared.name, prepared.ast, prepared.opts, MAKE_LOOPS, EMIT, render_pass(render))
@@ -91,7 +91,8 @@ def prepare(ast: UOp, machine: Machine, opts: tuple[Opt, ...] | None = None, sim
 
 def choice_of(kernel: Legalized, machine: Machine) -> Choice:
     """The decisions about a rewritten kernel, and which form of it they are about."""
-    parts = in_parts(kernel, machine) if FLOAT32_PARTS else None
+    has_parts = FLOAT32_PARTS and any(d.in_parts for d in machine.dots)
+    parts = in_parts(kernel, machine) if has_parts else None
     others = None if parts is None else Facts(parts.ast, machine, parts.written)
     return decide(Facts(kernel.ast, machine, kernel.written), others)
 
