@@ -226,11 +226,6 @@ def split(count: int, ranks: int) -> tuple[int, ...]:
     return (base + 1,) * extra + (base,) * (ranks - extra)
 
 
-def participants(instr: Instr) -> tuple[int, ...]:
-    """The ranks that take part in `instr`."""
-    return (instr.src_rank, instr.dst_rank) if isinstance(instr, Transfer) else (instr.rank,)
-
-
 def show_source(s: Source) -> str:
     return s.name if isinstance(s, Slot) else f"{s.buffer}[{s.offset}:{s.end}]"
 

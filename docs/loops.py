@@ -11,7 +11,6 @@ import numpy as np
 from manygrad import Tensor
 from manygrad.runtime.codegen.analysis.describe import signature
 from manygrad.runtime.codegen.loops.build import build
-from manygrad.runtime.codegen.loops.lanes import KernelContext
 from manygrad.runtime.codegen.loops.show import show
 from manygrad.runtime.codegen.opts import Opt, legal, loop_nest, named
 from manygrad.runtime.codegen.pipeline import prepare
@@ -32,7 +31,7 @@ HEAD = """# Loop trees
 Between the choice of [Opts](opts.md) and the instructions a kernel is a tree of loops (`runtime/codegen/loops/`):
 
 - `tree.py` has its nodes, all immutable; `build.py` makes the tree of a kernel and its list of Opts; `spec.py` says
-  what it must be (checked with `SPEC=1`); `show.py` prints it (`DEBUG=5`).
+  what it must be (checked with `SPEC=1`); `show.py` prints it (`DEBUG=6`).
 - `runtime/codegen/emit/` walks it and writes the instructions (`lowered.py`), which a renderer prints.
 
 How to read one: `for i0 in begin..finish, parallel` is the loop that is cut over the threads, from a thread's first
@@ -42,9 +41,9 @@ four vectors of 16; what is below is written out for each of them. `k2` is a ran
 
 On OPENCL each work item runs a part of the parallel loop, from its first index to its last, unless Opts bind loops to
 the work items of a group: then that loop is the grid, an index for each group, and its work items may share memory and
-wait for each other at barriers. A sum may also go across lanes, the work items of a subgroup (a warp): `for i in
-lane..512 by 32, lanes` gives each its iterations, and `across 32 lanes` says that their partial sums are combined. Such
-lists are for GPUs: the search (`BEAM`) tries them there.
+wait for each other at barriers. A sum may also go across the work items of a subgroup (a warp): `for i in
+member..512 by 32, subgroup` gives each its iterations, and `across 32 work items` says that their partial sums are
+combined. Such lists are for GPUs: the search (`BEAM`) tries them there.
 
 Three kernels follow, with the Opts that the heuristic gives them on two cores with AVX-512. The first tree is the
 kernel as written; after that, what each Opt changes of it.
@@ -92,7 +91,7 @@ def section(title: str, program: str, make: Callable[[], Tensor]) -> Iterator[st
     prepared = prepare(kernel(make()), MACHINE)
     sig, opts = signature(prepared.ast), prepared.opts
     steps = [n for n in range(len(opts) + 1) if n == 0 or legal(sig, opts[:n]) is None]
-    trees = [show(build(KernelContext(sig, loop_nest(sig, opts[:n])))) for n in steps]
+    trees = [show(build(sig, loop_nest(sig, opts[:n]))) for n in steps]
     yield f"\n## {title}\n\n`{program}`: `{' '.join(map(repr, opts))}`\n\n```\n{trees[0]}\n```\n"
     for first, last, before, after in zip(steps, steps[1:], trees, trees[1:]):
         changes = list(difflib.unified_diff(before.split("\n"), after.split("\n"), lineterm="", n=1))[2:]
@@ -103,7 +102,7 @@ def section(title: str, program: str, make: Callable[[], Tensor]) -> Iterator[st
     if other.opts == opts:
         yield "\nOn OPENCL, with pocl on these cores: the same.\n"
     else:
-        tree = show(build(KernelContext(signature(other.ast), loop_nest(signature(other.ast), other.opts))))
+        tree = show(build(signature(other.ast), loop_nest(signature(other.ast), other.opts)))
         yield f"\nOn OPENCL, with pocl on these cores, `{' '.join(map(repr, other.opts))}`:\n\n```\n{tree}\n```\n"
 
 

@@ -34,7 +34,7 @@ ROOT = Path(__file__).resolve().parents[1]
 INSTALLED = Path(inspect.getfile(schedule)).resolve().parents[1]  # the package may stand elsewhere, in the same folders
 PASSES: dict[str, tuple[ModuleType, Iterable[Any]]] = {
     "schedule": (lowering, lowering.PASSES),
-    "codegen": (codegen, (*codegen.SIMPLIFY, *codegen.EXPRESS)),
+    "codegen": (codegen, (*codegen.SIMPLIFY, *codegen.EXPRESS, *codegen.PARTS)),
 }
 
 

@@ -11,17 +11,16 @@ from fnmatch import fnmatchcase
 
 from manygrad import nn
 from manygrad.llm.model import Decoder, Weight, row_groups
+from manygrad.nn.sharding import ShardRule
 
-Rule = int | tuple[int, int] | None
 
-
-def rules(model: Decoder, devices: tuple[str, ...]) -> dict[str, Rule]:
+def rules(model: Decoder, devices: tuple[str, ...]) -> dict[str, ShardRule]:
     heads, rows = model.layers[0].self_attn.heads.units, row_groups(model.config.vocabulary, devices)
-    hidden: Rule = 0
+    hidden: ShardRule = 0
     down = [layer.mlp.down_proj.weight for layer in model.layers]
     if quantised := [w.format.size for w in down if isinstance(w, nn.QuantizedWeight)]:
         hidden = (0, model.config.hidden // max(quantised))
-    found: dict[str, Rule] = {
+    found: dict[str, ShardRule] = {
         "*.[qkv]_proj.*": (0, heads), "*.self_attn.cache.*": 2, "*.gate_proj.*": hidden, "*.up_proj.*": hidden,
         "*.down_proj.weight*": (1, hidden[1]) if isinstance(hidden, tuple) else 1,
     }  # fmt: skip

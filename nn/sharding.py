@@ -18,10 +18,10 @@ from manygrad.nn import walk
 from manygrad.tensor.tensor import Tensor
 
 M = TypeVar("M")
-Rule = int | tuple[int, int] | None
+ShardRule = int | tuple[int, int] | None
 
 
-def shard_rules(model: M, rules: Mapping[str, Rule], devices: Sequence[str]) -> M:
+def shard_rules(model: M, rules: Mapping[str, ShardRule], devices: Sequence[str]) -> M:
     """Brings every parameter and buffer of `model` to `devices`, in place.
 
     `rules` maps patterns (`fnmatch`) of names to how these tensors lie; the first that fits decides:
@@ -36,7 +36,7 @@ def shard_rules(model: M, rules: Mapping[str, Rule], devices: Sequence[str]) -> 
     """
     named = list(walk.tensors(model))
     _check_patterns(rules, [name for name, _ in named])
-    found: dict[int, tuple[Tensor, Rule, str]] = {}
+    found: dict[int, tuple[Tensor, ShardRule, str]] = {}
     for name, t in named:
         rule = next((r for pattern, r in rules.items() if fnmatchcase(name, pattern)), None)
         _, other, first = found.setdefault(id(t), (t, rule, name))
@@ -50,7 +50,7 @@ def shard_rules(model: M, rules: Mapping[str, Rule], devices: Sequence[str]) -> 
     return model
 
 
-def _check_patterns(rules: Mapping[str, Rule], names: Sequence[str]) -> None:
+def _check_patterns(rules: Mapping[str, ShardRule], names: Sequence[str]) -> None:
     for pattern in rules:
         if not any(fnmatchcase(name, pattern) for name in names):
             kinds = sorted({re.sub(r"(?<![^.])\d+(?![^.])", "*", name) for name in names})
@@ -70,7 +70,7 @@ def _check(name: str, t: Tensor, rule: Any) -> None:
         raise ValueError(f"shard_rules: dim {dim} of {name}, {t.shape[dim]} long, is not {parts} parts of one size")
 
 
-def _placed(t: Tensor, rule: Rule, devices: Sequence[str]) -> Tensor:
+def _placed(t: Tensor, rule: ShardRule, devices: Sequence[str]) -> Tensor:
     if not isinstance(rule, tuple):
         return t.shard(devices, rule)
     dim, parts = rule[0] % t.ndim, rule[1]

@@ -6,29 +6,85 @@ for it; what is then run holds the parts that it needs, so a replay does not ask
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 if TYPE_CHECKING:
-    from manygrad.runtime.runtime import Runtime
+    from manygrad.collectives.transport import Endpoint
+    from manygrad.multi.world import Membership, World
+    from manygrad.runtime.exchange.communication import Communication, Hooks
+    from manygrad.schedule.cache import Schedules
+    from manygrad.tensor.threads import Threads
+    from manygrad.tensor.uop.uop import UOp
 
-_installed: list[Runtime] = []  # the last one is current
+
+class OpenDevices(Protocol):
+    """`Devices`, whose parts ask for the Runtime themselves."""
+
+    def get(self, name: str) -> Any: ...
+    def trim(self) -> None: ...
 
 
-def current() -> Runtime:
+class Checks(Protocol):
+    """`Faults`, whose words lie in buffers of its devices."""
+
+    @property
+    def words(self) -> Mapping[str, Any]: ...
+    def word_of(self, what: str, low: int, size: int, line: str, device: str | tuple[str, ...]) -> UOp: ...
+    def sites_of(self, buffers: Iterable[Any]) -> frozenset[Any]: ...
+    def note(self, sink: UOp) -> None: ...
+    def note_replay(self, sites: frozenset[Any], results: Iterable[UOp]) -> None: ...
+    def look(self) -> None: ...
+
+
+class Stay(Protocol):
+    """`Epoch`: a stay in one world."""
+
+    @property
+    def threads(self) -> Threads: ...
+
+
+class Worker(Protocol):
+    """What may be asked of the Runtime (`runtime/runtime.py` makes it, of parts that ask for it)."""
+
+    @property
+    def world(self) -> World: ...
+    @property
+    def schedules(self) -> Schedules: ...
+    @property
+    def threads(self) -> Threads: ...
+    @property
+    def epoch(self) -> Stay: ...
+    @property
+    def communication(self) -> Communication: ...
+    @property
+    def devices(self) -> OpenDevices: ...
+    @property
+    def faults(self) -> Checks: ...
+    def enter(self, membership: Membership, endpoint: Endpoint, hooks: Hooks) -> Stay: ...
+    def leave(self) -> list[str]: ...
+    def end(self) -> list[str]: ...
+    def become_child(self) -> None: ...
+
+
+R = TypeVar("R", bound=Worker)
+_installed: list[Worker] = []  # the last one is current
+
+
+def current() -> Worker:
     if not _installed:
         raise RuntimeError("no Runtime: import the package `manygrad`, which makes one")
     return _installed[-1]
 
 
-def install(runtime: Runtime) -> None:
+def install(runtime: Worker) -> None:
     """From now on, the process's Runtime."""
     _installed.append(runtime)
 
 
 @contextmanager
-def use(runtime: Runtime) -> Iterator[Runtime]:
+def use(runtime: R) -> Iterator[R]:
     """The process works in `runtime` inside; afterwards, also after an error, in the one of before. Where threads do so
     at once, all of them work in the one that came last, of those that are not left yet.
 

@@ -22,7 +22,6 @@ TWICE = {
 }
 # circles of imports, by a module of each: how many modules it has at most
 CIRCLES = {
-    "manygrad.runtime.current": 12,  # `current()` gives the Runtime, whose parts ask for it
     "manygrad.tensor.tensor": 72,  # Tensor has its functions from mixins, whose annotations name it
     "manygrad.tensor.uop.uop": 3,  # a node keeps its tables, which are told of nodes
 }
@@ -50,6 +49,36 @@ def test_a_class_name_stands_once() -> None:
         found[node.name].append(path)
     assert {name: paths for name, paths in found.items() if len(paths) > 1 and name not in TWICE} == {}
     assert [name for name in TWICE if len(found[name]) < 2] == []
+
+
+# where a lane is meant, as docs/glossary.md has the word: an element of a vector
+LANES_OF_VECTORS = ("runtime/codegen/", "runtime/devices/tune/tune.py", "runtime/profile/roofline.py")
+
+
+def defined(node: ast.AST) -> list[str]:
+    """The names that a node gives to things."""
+    match node:
+        case ast.ClassDef() | ast.FunctionDef() | ast.AsyncFunctionDef():
+            return [node.name]
+        case ast.Name(ctx=ast.Store()):
+            return [node.id]
+        case ast.Attribute(ctx=ast.Store()):
+            return [node.attr]
+        case ast.arg():
+            return [node.arg]
+    return []
+
+
+def test_a_word_of_the_glossary_means_one_thing() -> None:
+    glossary = (ROOT / "docs" / "glossary.md").read_text().splitlines()
+    listed = {w.strip().lower() for line in glossary if line.startswith("| ") for w in line.split("|")[1].split(",")}
+    found = []
+    for path, node in of_kind((ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef, ast.Name, ast.Attribute, ast.arg)):
+        for name in defined(node):
+            is_lane = re.search(r"(?:^|_)lanes?(?:_|$)|^LANES?|Lanes?(?:[A-Z]|$)", name) is not None
+            if (is_lane and not path.startswith(LANES_OF_VECTORS)) or (name == "Rule" and path != "tensor/uop/spec.py"):
+                found.append(f"{path}:{node.lineno}: {name}")  # type: ignore[attr-defined]
+    assert found == [] and {"lane", "rule", "work item", "track", "link", "socket"} <= listed
 
 
 def test_functions_fit_on_a_page() -> None:

@@ -1,4 +1,4 @@
-"""Connections of the lanes to one peer: which are up, and whether the peer is lost."""
+"""Connections of the sockets to one peer: which are up, and whether the peer is lost."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ _REFUSED_S = 0.4  # nothing listens at the peer's address for so long: its proce
 _PROBE_S, _PROBE_AGAIN_S = (0.1, 5.0)
 
 
-class LaneConnections:
-    """`addresses`: where the peer listens for each lane. `down`: lanes whose connection broke, and when."""
+class PeerConnections:
+    """`addresses`: where the peer listens, by a socket's number. `down`: sockets whose connection broke, and when."""
 
     def __init__(self, addresses: Sequence[str]) -> None:
         self.addresses = addresses
-        self.was_up: set[int] = set()  # lanes that have been connected
+        self.was_up: set[int] = set()  # sockets that have been connected
         self.down: dict[int, float] = {}
         self.probe_at = self.refused_at = self.answered_at = 0.0
         self.lost_at, self.evidence = 0.0, ""
 
-    def came_up(self, lane: int) -> bool:
-        """A lane is connected; whether it had been before."""
-        self.down.pop(lane, None)
-        if lane not in self.was_up:
-            self.was_up.add(lane)
+    def came_up(self, number: int) -> bool:
+        """A socket is connected; whether it had been before."""
+        self.down.pop(number, None)
+        if number not in self.was_up:
+            self.was_up.add(number)
             return False
         self.refused_at = self.probe_at = 0.0
         return True
 
-    def broke(self, lane: int) -> None:
-        """The connection of a lane broke, or could not be made."""
-        self.down.setdefault(lane, time.monotonic())
+    def broke(self, number: int) -> None:
+        """The connection of a socket broke, or could not be made."""
+        self.down.setdefault(number, time.monotonic())
 
     def lost(self) -> str | None:
         if self.down and not self.lost_at:
@@ -49,22 +49,22 @@ class LaneConnections:
             self.lost_at, self.evidence = time.monotonic(), evidence
 
     def _probe(self, now: float) -> None:
-        """A lane is down: does the peer's host answer, and does anything listen there?"""
+        """A socket is down: does the peer's host answer, and does anything listen there?"""
         if now < self.probe_at:
             return
-        lane = min(self.down)
-        answer = reachable(self.addresses[lane])
-        settled = answer == 0 and now - self.down[lane] > _SETTLED_S
+        number = min(self.down)
+        answer = reachable(self.addresses[number])
+        settled = answer == 0 and now - self.down[number] > _SETTLED_S
         self.probe_at = now + (_PROBE_AGAIN_S if settled else _PROBE_S)
         if answer == errno.ECONNREFUSED:
             self.refused_at = self.refused_at or now
             if now - self.refused_at >= _REFUSED_S:
-                self.lose(f"nothing listens at {self.addresses[lane]} any more (its process ended)")
+                self.lose(f"nothing listens at {self.addresses[number]} any more (its process ended)")
             return
         self.refused_at = 0.0
         if answer == 0:
             self.answered_at = now
-        since = max(self.down[lane], self.answered_at)
+        since = max(self.down[number], self.answered_at)
         if now - since > RECONNECT_TIMEOUT_S.value:
             self.lose(
                 f"its connection broke, and its host has not answered for {RECONNECT_TIMEOUT_S.value:g} s (the knob is "

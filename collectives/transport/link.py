@@ -11,7 +11,7 @@ import zmq
 
 from manygrad.collectives.transport import wire
 from manygrad.collectives.transport.blocks import SharedBlock
-from manygrad.collectives.transport.connections import LaneConnections
+from manygrad.collectives.transport.connections import PeerConnections
 from manygrad.collectives.transport.seal import Opener, Sealer
 from manygrad.session import Session
 
@@ -58,7 +58,7 @@ class Incoming:
 
 
 class ZmqLink:
-    """Both directions between this rank and one peer. Large: lanes, a session, credits."""
+    """Both directions between this rank and one peer. Large: sockets, a session, credits."""
 
     route = "zmq"
 
@@ -66,14 +66,14 @@ class ZmqLink:
         self.peer, self.card = peer, card
         # numbers, what has not arrived, and what has come
         self.session: Session[Outgoing] = Session(epoch)
-        self.lanes: list[zmq.Socket[bytes]] = []  # control, then data
+        self.sockets: list[zmq.Socket[bytes]] = []  # control, then data
         self.monitors: list[zmq.Socket[bytes]] = []
         self.sealer: Sealer | None = None
         self.opener: Opener | None = None
         # (number, message), a heap: not all handed to ZeroMQ yet. What earlier collectives send goes before what later
         # ones have sent ahead
         self.queue: list[tuple[int, Outgoing]] = []
-        # frames (message, offset) that a broken lane may have swallowed
+        # frames (message, offset) that a broken socket may have swallowed
         self.again: deque[tuple[Outgoing, int]] = deque()
         self.kept_nbytes = 0  # of copies and sealed frames of messages that have not arrived yet
         self.sent, self.granted = 0, WINDOW  # cumulative bytes out, and how many the peer allows
@@ -83,10 +83,10 @@ class ZmqLink:
         self.heard = 0  # counts what came from the peer
         self.forged = 0  # frames in its name that did not open
         self.repeated = 0  # frames that had come before
-        self.hellos = set[int]()  # lanes on which the peer has said hello
+        self.hellos = set[int]()  # sockets on which the peer has said hello
         self.hello_in = self.hello_back = False
-        self.connections = LaneConnections(card["addresses"])
-        self.blocked: zmq.Socket[bytes] | None = None  # the lane at its high-water mark
+        self.connections = PeerConnections(card["addresses"])
+        self.blocked: zmq.Socket[bytes] | None = None  # the socket at its high-water mark
 
     def must_wait(self, number: int) -> bool:
         """Whether the memory of a message sent must stay as it is. Also where it was copied or sealed, but nobody else

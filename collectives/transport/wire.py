@@ -32,7 +32,6 @@ MAX_TOTAL = 1 << 46  # bytes of one message; anything larger is a corrupted head
 MAX_RANK = 1 << 20
 LAYOUT = struct.Struct("<4sHHQIIQQIB3xQQQQ")
 SIZE = LAYOUT.size
-_U64 = (1 << 64) - 1
 RAW = 255
 DTYPE_CODES = {d.name: i for i, d in enumerate(dtypes.all)} | {"raw": RAW}
 DTYPE_NAMES = {code: name for name, code in DTYPE_CODES.items()}

@@ -1,25 +1,26 @@
 """ZeroMQ over TCP, between hosts (and anywhere shared memory cannot be attached).
 
-Each endpoint binds a control socket and LANES data sockets; to a peer it makes a lane to each of them at the first
-need. A message is cut into frames of CHUNK bytes, which alternate between the data lanes; each frame is a header and a
-payload. A message of one frame is read from the frame's own memory; a longer one is put together in one buffer, or in
-the place that it was asked for, frame by frame as they come.
+Each endpoint binds a control socket and DATA_SOCKETS data sockets; to a peer it connects a socket to each of them
+at the first need. A message is cut into frames of CHUNK bytes, which alternate between the data sockets; each frame is
+a header and a payload. A message of one frame is read from the frame's own memory; a longer one is put together in one
+buffer, or in the place that it was asked for, frame by frame as they come.
 
 Flow control is in bytes: a receiver grants each sender WINDOW bytes beyond what it has asked for with `receive`, so the
 memory of unexpected messages is bounded, while an awaited message of any size gets through. A receiver tells up to
 which number all messages have arrived, of those that the sender has copied or sealed only now and then. `settle` waits
 for that where a message was neither, and `close` for all, which says more than ZeroMQ's tracker (that the kernel took
-the bytes), and makes closing with LINGER=0 safe. Both travel in one header, on the control lane.
+the bytes), and makes closing with LINGER=0 safe. Both travel in one header, on the control socket.
 
-Every connection is authenticated, and handshakes wait until the run's cards are known. Beyond loopback the control lane
-is CURVE with the keys of the cards, and frames on data lanes are sealed with keys of that handshake (`seal.py`), unless
-the links are plain (MANYGRAD_PLAIN_LINKS). A data lane, and on loopback the control lane, is let in by PLAIN, where a
-password costs nothing per message, each sender having its own (`password`). A message counts as the rank's that its
-connection has proved to be. A sealed frame is opened when its message is asked for: into its place, and never twice.
+Every connection is authenticated, and handshakes wait until the run's cards are known. Beyond loopback the control
+socket is CURVE with the keys of the cards, and frames on data sockets are sealed with keys of that handshake
+(`seal.py`), unless the links are plain (MANYGRAD_PLAIN_LINKS). A data socket, and on loopback the control socket, is
+let in by PLAIN, where a password costs nothing per message, each sender having its own (`password`). A message counts
+as the rank's that its connection has proved to be. A sealed frame is opened when its message is asked for: into its
+place, and never twice.
 Nothing is unpickled.
 
-A lane whose connection breaks is made anew by ZeroMQ. What it has swallowed is sent again: when a data lane is back,
-every frame that went through it and is of a message that has not arrived yet; on the control lane a new hello, which is
+A connection that breaks is made anew by ZeroMQ. What it has swallowed is sent again: when a data socket is back, every
+frame that went through it and is of a message that has not arrived yet; on the control socket a new hello, which is
 answered with grant and arrivals. The receiver drops what it has. So nothing is lost and nothing comes twice. A peer is
 lost when nothing listens at its address any more (its process ended), or when its host does not answer for
 RECONNECT_TIMEOUT_S; a process that is only suspended still has the kernel's answer.
@@ -55,9 +56,9 @@ from manygrad.errors import WireError
 from manygrad.native.memory import bytes_at, keep_freed
 from manygrad.tensor.environment import MANYGRAD_PLAIN_LINKS
 
-LANES = 2  # of data; lane 0 is the control lane
+DATA_SOCKETS = 2  # of each peer, after the control socket
 CHUNK = 2 << 20  # a frame's payload; a quarter of it costs a third more processor time a byte, twice it no less
-SENDING, RECEIVING = 1, 2  # the I/O threads of data lanes, as ZeroMQ's affinity has them: both ways at the same time
+SENDING, RECEIVING = 1, 2  # the I/O threads of data sockets, as ZeroMQ's affinity has them: both ways at the same time
 HIGH_WATER = 8  # frames
 LOOK_EVERY = 4  # while frames come in a row, only every so often at anything else
 OWED = 8  # messages that have come whole, until the sender is told in the middle of a stream
@@ -71,9 +72,9 @@ CONNECT_TIMEOUT_MS = 1000  # then tried again: the system's own retries come eve
 # (plain integers: Python's enumerations are slow to combine)
 _NOBLOCK, _MORE_FOLLOWS = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)
 _EVENTS, _POLLIN = int(zmq.EVENTS), int(zmq.POLLIN)
-_IDENTITY = struct.Struct("<cIHI")  # b"m", rank, lane, epoch
+_IDENTITY = struct.Struct("<cIHI")  # b"m", rank, socket, epoch
 _AHEAD = 1 << 24  # messages that may have come and are not asked for
-_SOCKETS = 2 * (1 + LANES)  # of each peer: lanes and their monitors
+_SOCKETS = 2 * (1 + DATA_SOCKETS)  # of each peer: sockets and their monitors
 
 
 def is_loopback(host: str) -> bool:
@@ -114,7 +115,7 @@ class ZmqHub:
         self.seldom = select.epoll()
         self.seldom_fd = self.seldom.fileno()
         self.poller.register(self.seldom_fd, zmq.POLLIN)
-        self.watched: set[zmq.Socket[bytes]] = set()  # lanes at their high-water mark, which are to have room again
+        self.watched: set[zmq.Socket[bytes]] = set()  # sockets at their high-water mark, which are to have room again
         self.closed = False
         try:
             self.zap = self.context.socket(zmq.REP)
@@ -122,7 +123,7 @@ class ZmqHub:
             self.zap.bind("inproc://zeromq.zap.01")
             self.seldom.register(self.zap.FD, select.EPOLLIN)
             self.control = self._bound(zmq.ROUTER)
-            self.data = [self._bound(zmq.PULL) for _ in range(LANES)]
+            self.data = [self._bound(zmq.PULL) for _ in range(DATA_SOCKETS)]
             self.lively: list[zmq.Socket[bytes]] = []  # those on which frames came last time
             self.addresses = [s.getsockopt_string(zmq.LAST_ENDPOINT) for s in (self.control, *self.data)]
         except BaseException:
@@ -167,10 +168,12 @@ class ZmqHub:
             self.allowed |= {(b"CURVE", z85.decode(key)): r for r, key in keys.items()}
 
     def connect(self, link: ZmqLink) -> None:
-        """Makes the lanes to a peer, with a hello on each (once)."""
-        if link.lanes:
+        """Makes the sockets to a peer, with a hello on each (once)."""
+        if link.sockets:
             return
-        keep_freed(2 * CHUNK, 2 * HIGH_WATER * LANES * CHUNK)  # ZeroMQ allocates memory for every frame that comes
+        keep_freed(
+            2 * CHUNK, 2 * HIGH_WATER * DATA_SOCKETS * CHUNK
+        )  # ZeroMQ allocates memory for every frame that comes
         if (self.secure, self.sealed) != (bool(link.card.get("curve")), bool(link.card.get("sealed"))):
             raise WireError(
                 f"rank {link.peer} and this rank do not agree on encryption: one binds loopback, or has plain links "
@@ -178,11 +181,11 @@ class ZmqHub:
             )
         if self.sealed and link.sealer is None:
             self._derive(link)
-        for lane, address in enumerate(link.card["addresses"]):
-            s = self._options(self.context.socket(zmq.PUSH if lane else zmq.DEALER))
-            if not lane:
-                s.routing_id = _IDENTITY.pack(b"m", self.rank, lane, self.epoch)
-            if self.secure and not lane:
+        for socket, address in enumerate(link.card["addresses"]):
+            s = self._options(self.context.socket(zmq.PUSH if socket else zmq.DEALER))
+            if not socket:
+                s.routing_id = _IDENTITY.pack(b"m", self.rank, socket, self.epoch)
+            if self.secure and not socket:
                 s.curve_serverkey = link.card["curve"].encode()
                 s.curve_publickey, s.curve_secretkey = self.public, self.secret
             else:
@@ -199,10 +202,10 @@ class ZmqHub:
             link.monitors.append(monitor)
             s.connect_timeout = CONNECT_TIMEOUT_MS
             s.connect(address)
-            link.lanes.append(s)
-            if not lane:
+            link.sockets.append(s)
+            if not socket:
                 self.poller.register(s, zmq.POLLIN)
-            self._greet(link, lane)
+            self._greet(link, socket)
 
     def _derive(self, link: ZmqLink) -> None:
         """The keys of both directions."""
@@ -213,18 +216,18 @@ class ZmqHub:
         )
         link.sealer, link.opener = Sealer(out), Opener(into)
 
-    def _greet(self, link: ZmqLink, lane: int) -> None:
-        """Says hello on a lane."""
-        header = self._control(wire.HELLO)._replace(chunk=lane)
+    def _greet(self, link: ZmqLink, socket: int) -> None:
+        """Says hello on a socket."""
+        header = self._control(wire.HELLO)._replace(chunk=socket)
         try:
-            if not lane:
-                link.lanes[0].send(wire.pack(header), zmq.NOBLOCK)
+            if not socket:
+                link.sockets[0].send(wire.pack(header), zmq.NOBLOCK)
             elif link.sealer is None:
-                self._hand(link.lanes[lane], wire.pack(header), b"")
+                self._hand(link.sockets[socket], wire.pack(header), b"")
             else:
                 head, tag = wire.pack(header) + link.sealer.next(), bytearray(TAG_NBYTES)
                 link.sealer.seal(head, b"", tag)
-                self._hand(link.lanes[lane], head, tag)
+                self._hand(link.sockets[socket], head, tag)
         except zmq.Again:
             pass  # so much waits there that its arrival will bring the answer
 
@@ -232,8 +235,8 @@ class ZmqHub:
         return wire.Header(kind, self.job, self.epoch, self.rank, value, 0, 0, wire.RAW, number, 0, 0, 0)
 
     def _reply(self, link: ZmqLink, kind: int) -> None:
-        """Tells the peer, on its control lane, the grant and what has arrived;
-        dropped while that lane is not there (hello repeats it)."""
+        """Tells the peer, on its control socket, the grant and what has arrived;
+        dropped while that socket is not there (hello repeats it)."""
         link.told = link.taken + WINDOW
         header = wire.pack(self._control(kind, link.session.told(), link.told))
         try:
@@ -303,14 +306,14 @@ class ZmqHub:
                 heapq.heappop(link.queue)
 
     def _frame(self, link: ZmqLink, item: Outgoing, offset: int) -> bool:
-        """Hands one frame to its lane, if that has room."""
-        lane = _lane(item.header.number, offset)
+        """Hands one frame to its socket, if that has room."""
+        socket = _socket_of(item.header.number, offset)
         length = min(CHUNK, item.header.total - offset)
         head, payload = (self._sealed if link.sealer is not None else self._plain)(link, item, offset, length)
         try:
-            self._hand(link.lanes[lane], head, payload)
+            self._hand(link.sockets[socket], head, payload)
         except zmq.Again:
-            link.blocked = link.lanes[lane]
+            link.blocked = link.sockets[socket]
             return False
         return True
 
@@ -340,21 +343,21 @@ class ZmqHub:
         head, block = found
         return head, block.frame if length >= SHARED_NBYTES else block.array
 
-    def _hand(self, lane: Any, head: bytes, payload: Any) -> None:
-        """Hands a frame to a data lane; `zmq.Again` where there is no room."""
-        lane.send(head, _MORE_FOLLOWS)
-        lane.send(payload, 0, not isinstance(payload, zmq.Frame))
+    def _hand(self, socket: Any, head: bytes, payload: Any) -> None:
+        """Hands a frame to a data socket; `zmq.Again` where there is no room."""
+        socket.send(head, _MORE_FOLLOWS)
+        socket.send(payload, 0, not isinstance(payload, zmq.Frame))
 
-    def _lane_is_back(self, link: ZmqLink, lane: int) -> None:
+    def _is_back(self, link: ZmqLink, socket: int) -> None:
         """The connection was made anew: says hello, and has all frames sent again
         that the old one may have swallowed."""
-        self._greet(link, lane)
+        self._greet(link, socket)
         waiting = {(item.header.number, offset) for item, offset in link.again}
         for item in link.session.kept.values():
             handed = max(item.offset, 1) if item.handed else item.offset  # a message of no bytes has a frame, too
             for offset in range(0, handed, CHUNK):
                 number = item.header.number
-                if _lane(number, offset) == lane and (number, offset) not in waiting:
+                if _socket_of(number, offset) == socket and (number, offset) not in waiting:
                     link.again.append((item, offset))
         self.push(link)
 
@@ -382,7 +385,7 @@ class ZmqHub:
         for link in self.links.values():
             if self.watched or link.blocked is not None:
                 room = {link.blocked} if link.blocked is not None else set()
-                for s in (self.watched & set(link.lanes)) ^ room:
+                for s in (self.watched & set(link.sockets)) ^ room:
                     self._watch_room(s, s in room)
         events = dict(self.poller.poll(int(timeout_s * 1000)))
         if self.wake_fd in events:
@@ -390,21 +393,21 @@ class ZmqHub:
         if self.seldom_fd in events:
             self._authenticate()
             for link in self.links.values():
-                for lane, monitor in enumerate(link.monitors):
-                    self._watch(link, lane, monitor)
+                for socket, monitor in enumerate(link.monitors):
+                    self._watch(link, socket, monitor)
         if self.control in events:
             self._greeted()
         if ready := [s for s in self.data if s in events]:
             self._drain(ready, known=True)
         for link in self.links.values():
-            if link.lanes and events.get(link.lanes[0], 0) & _POLLIN:
-                self._answers(link, link.lanes[0])
+            if link.sockets and events.get(link.sockets[0], 0) & _POLLIN:
+                self._answers(link, link.sockets[0])
             if link.queue or link.again:
                 self.push(link)
         self.pay_waiting()
 
     def _watch_room(self, s: zmq.Socket[bytes], on: bool) -> None:
-        """Whether `progress` wakes when a lane has room again."""
+        """Whether `progress` wakes when a socket has room again."""
         if on:
             self.watched.add(s)
             self.poller.register(s, zmq.POLLOUT)
@@ -439,16 +442,16 @@ class ZmqHub:
             self._hello(link, 0)
             self._reply(link, wire.HELLO)
 
-    def _hello(self, link: ZmqLink, lane: int) -> None:
+    def _hello(self, link: ZmqLink, socket: int) -> None:
         link.heard += 1
-        link.hellos.add(lane)
-        # every lane was let in: the peer does not need us to be connected
-        link.hello_in = len(link.hellos) == 1 + LANES
+        link.hellos.add(socket)
+        # every socket was let in: the peer does not need us to be connected
+        link.hello_in = len(link.hellos) == 1 + DATA_SOCKETS
 
-    def _drain(self, lanes: Sequence[zmq.Socket[bytes]], known: bool = False) -> bool:
-        """Takes the frames that have come on data lanes; whether there were any. `known`: there are on each."""
+    def _drain(self, sockets: Sequence[zmq.Socket[bytes]], known: bool = False) -> bool:
+        """Takes the frames that have come on data sockets; whether there were any. `known`: there are on each."""
         self.lively = []
-        for s in lanes:
+        for s in sockets:
             for parts in _received(s, 2 * HIGH_WATER, known):
                 if not self.lively or self.lively[-1] is not s:
                     self.lively.append(s)
@@ -457,7 +460,7 @@ class ZmqHub:
         return bool(self.lively)
 
     def take(self, user: str, parts: Sequence[Any]) -> bool:
-        """A frame of a data lane, from the rank that `user` has proved to be; False where it is dropped."""
+        """A frame of a data socket, from the rank that `user` has proved to be; False where it is dropped."""
         if len(parts) != 2:
             return False
         try:
@@ -472,7 +475,7 @@ class ZmqHub:
         sealed = link.opener is not None
         if len(parts[0]) != wire.SIZE + sealed * COUNTER.size or len(parts[1]) != h.length + sealed * TAG_NBYTES:
             return False
-        if h.kind == wire.HELLO and 0 < h.chunk <= LANES and not h.length:
+        if h.kind == wire.HELLO and 0 < h.chunk <= DATA_SOCKETS and not h.length:
             if link.opener is not None and not link.opener.open(parts[0], parts[1], bytearray()):
                 return False
             self._hello(link, h.chunk)
@@ -483,8 +486,8 @@ class ZmqHub:
         link.heard += not sealed
         return link.take(Frame(h, parts[0] if sealed else None, parts[1]))
 
-    def _answers(self, link: ZmqLink, lane: zmq.Socket[bytes]) -> None:
-        for parts in _received(lane):
+    def _answers(self, link: ZmqLink, socket: zmq.Socket[bytes]) -> None:
+        for parts in _received(socket):
             h = self._accept(parts[0].buffer, link, link.peer)
             if h is None:
                 continue
@@ -503,21 +506,21 @@ class ZmqHub:
                 for _, block in item.sealed.values():
                     self.blocks.give_back(block)
 
-    def _watch(self, link: ZmqLink, lane: int, monitor: zmq.Socket[bytes]) -> None:
-        """Connection events of a lane."""
+    def _watch(self, link: ZmqLink, socket: int, monitor: zmq.Socket[bytes]) -> None:
+        """Connection events of a socket."""
         while True:
             try:
                 event = parse_monitor_message(monitor.recv_multipart(zmq.NOBLOCK))["event"]
             except zmq.Again:
                 return
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                if link.connections.came_up(lane):
-                    self._lane_is_back(link, lane)
+                if link.connections.came_up(socket):
+                    self._is_back(link, socket)
             elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
-                proof = "CURVE key" if self.secure and not lane else "password"
+                proof = "CURVE key" if self.secure and not socket else "password"
                 link.connections.lose(f"it refused this worker's {proof} (it belongs to another run)")
             else:
-                link.connections.broke(lane)
+                link.connections.broke(socket)
 
     def _authenticate(self) -> None:
         """ZAP requests (RFC 27): a key or a password of this run passes, as the rank whose it is."""
@@ -547,7 +550,7 @@ class ZmqHub:
             return
         self.closed = True
         for link in self.links.values():
-            for s in link.lanes:
+            for s in link.sockets:
                 s.disable_monitor()
         self.context.destroy(linger=0)
         self.blocks.clear()
@@ -576,9 +579,9 @@ def _received(s: Any, most: int = 1 << 30, known: bool = False) -> Iterator[list
         most -= 1
 
 
-def _lane(number: int, offset: int) -> int:
-    """The data lane of a frame."""
-    return 1 + (number + offset // CHUNK) % LANES
+def _socket_of(number: int, offset: int) -> int:
+    """The data socket of a frame."""
+    return 1 + (number + offset // CHUNK) % DATA_SOCKETS
 
 
 def frame_address(payload: Any) -> tuple[int, Any]:

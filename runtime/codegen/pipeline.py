@@ -8,26 +8,26 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from manygrad.runtime.codegen.analysis.describe import kernel_name, signature
 from manygrad.runtime.codegen.choose import Choice, decide, plain
 from manygrad.runtime.codegen.choose.facts import Facts
-from manygrad.runtime.codegen.kernel.dots import is_dot
 from manygrad.runtime.codegen.kernel.legalize import Legalized
-from manygrad.runtime.codegen.kernel.passes import rewrite
+from manygrad.runtime.codegen.kernel.passes import in_parts, rewrite
 from manygrad.runtime.codegen.lowered import LoweredProgram
-from manygrad.runtime.codegen.opts import Matrix, Opt, legal, loop_nest
+from manygrad.runtime.codegen.opts import Float32Parts, Opt, legal, loop_nest
 from manygrad.runtime.codegen.opts.bind_reduce import exchanged_bytes
 from manygrad.runtime.codegen.opts.cache_shared import shared_bytes
+from manygrad.runtime.codegen.opts.opt import chosen
 from manygrad.runtime.codegen.target import Machine
 from manygrad.tensor.environment import DEBUG, FLOAT32_PARTS, NOOPT, SPEC
 from manygrad.tensor.uop.uop import UOp
 
 if TYPE_CHECKING:
-    from manygrad.runtime.codegen.loops.build import Tree
+    from manygrad.runtime.codegen.loops.tree import Tree
 
 
 @dataclass(frozen=True)
@@ -40,29 +40,15 @@ class Prepared:
 
     def tree(self) -> Tree:
         """Its loops."""
-        from manygrad.runtime.codegen.loops.build import build
-        from manygrad.runtime.codegen.loops.lanes import KernelContext
+        from manygrad.runtime.codegen.lowering import MAKE_LOOPS, lower
 
-        sig = signature(self.ast)
-        tree = build(KernelContext(sig, loop_nest(sig, self.opts)))
-        if DEBUG >= 5:
-            from manygrad.runtime.codegen.loops.show import show
-
-            print(f"{self.name}: {' '.join(map(repr, self.opts)) or 'as written'}\n{show(tree)}")
-        if SPEC:
-            from manygrad.runtime.codegen.loops.spec import verify
-
-            verify(tree)
+        tree: Tree = lower(self.name, self.ast, self.opts, MAKE_LOOPS)
         return tree
 
     def program(self) -> LoweredProgram:
-        from manygrad.runtime.codegen.emit.lower import emit
+        from manygrad.runtime.codegen.lowering import EMIT, MAKE_LOOPS, lower
 
-        program = emit(self.tree(), self.name)
-        if SPEC:
-            from manygrad.runtime.codegen.emit.spec import verify
-
-            verify(program)
+        program: LoweredProgram = lower(self.name, self.ast, self.opts, MAKE_LOOPS, EMIT)
         return program
 
     def code(self, render: Callable[[LoweredProgram], str]) -> str:
@@ -72,55 +58,43 @@ class Prepared:
 
 @lru_cache(maxsize=16)
 def rendered(prepared: Prepared, render: Callable[[LoweredProgram], str]) -> str:
-    """The source cache: kernel AST and opts -> code (for several compilations, DEBUG=4 and `KernelContext.source`)."""
-    return render(prepared.program())
+    """The source cache: kernel AST and opts -> code (for several compilations, DEBUG=4 and `Kernel.source`)."""
+    from manygrad.runtime.codegen.lowering import EMIT, MAKE_LOOPS, lower, render_pass
+
+    text: str = lower(prepared.name, prepared.ast, prepared.opts, MAKE_LOOPS, EMIT, render_pass(render))
+    return text
 
 
 def prepare(ast: UOp, machine: Machine, opts: tuple[Opt, ...] | None = None, simplify: bool = True) -> Prepared:
     """The rewritten kernel with `opts`, or those chosen for it. Raises ValueError for `opts` that it cannot take."""
-    name = kernel_name(ast)
-    kernel, taken, choice = _chosen(ast, machine, opts, simplify)
-    if choice is not None and DEBUG >= 4:
-        print(f"{name}, by runtime/codegen/choose:\n{choice.explained()}")
-    reason = legal(signature(kernel.ast), taken) or beyond(machine, kernel.ast, taken)
+    name, kernel = kernel_name(ast), rewrite(ast, machine, simplify)
+    if opts is not None:
+        parts = in_parts(kernel, machine) if chosen(opts, Float32Parts) is not None else None
+        taken, made = opts, kernel.ast if parts is None else parts.ast
+    elif NOOPT:
+        taken, made = plain(kernel.ast), kernel.ast
+    else:
+        choice = choice_of(kernel, machine)
+        taken, made = choice.opts, choice.facts.ast
+        if DEBUG >= 4:
+            print(f"{name}, by runtime/codegen/choose:\n{choice.explained()}")
+    reason = legal(signature(made), taken) or beyond(machine, made, taken)
     if reason is not None and opts is not None:
         raise ValueError(f"{name} cannot be optimised by {list(taken)}: {reason}")
     if reason is not None:
         message = f"{list(taken)} were chosen for {name}, which cannot take them: {reason}; please report it"
         assert not SPEC, message
         warnings.warn(f"{message} (until then it runs without)", RuntimeWarning, stacklevel=2)
-        taken = plain(kernel.ast)
-    return Prepared(name, kernel.ast, taken)
+        taken, made = plain(kernel.ast), kernel.ast
+    return Prepared(name, made, taken)
 
 
-def _chosen(
-    ast: UOp, machine: Machine, opts: tuple[Opt, ...] | None = None, simplify: bool = True
-) -> tuple[Legalized, tuple[Opt, ...], Choice | None]:
-    """The rewritten kernel, its Opts, and how they were chosen where they are not given.
-
-    Only a matrix unit multiplies float32 in parts. Whether Opts use one is known once the kernel is rewritten, so one
-    with such products whose Opts do not is rewritten again without them.
-    """
-    for to in (machine, without_parts(machine)) if FLOAT32_PARTS else (without_parts(machine),):
-        kernel, choice = rewrite(ast, to, simplify), None
-        taken = plain(kernel.ast) if opts is None else opts
-        if opts is None and not NOOPT:
-            choice = decide(Facts(kernel.ast, to, kernel.written))
-            taken = choice.opts
-        if takes_parts(kernel.ast, taken):
-            break
-    return kernel, taken, choice
-
-
-def takes_parts(ast: UOp, opts: tuple[Opt, ...]) -> bool:
-    """Whether a kernel can be run by `opts` as it has been rewritten: products in parts are of a matrix unit alone."""
-    in_parts = any(is_dot(u.src[0]) and u.src[0].arg.in_parts for u in signature(ast).reduces)
-    return not in_parts or any(isinstance(o, Matrix) for o in opts)
-
-
-def without_parts(machine: Machine) -> Machine:
-    """A machine like it that multiplies no float32 in parts."""
-    return replace(machine, dots=tuple(d for d in machine.dots if not d.in_parts))
+def choice_of(kernel: Legalized, machine: Machine) -> Choice:
+    """The decisions about a rewritten kernel, and which form of it they are about."""
+    has_parts = FLOAT32_PARTS and any(d.in_parts for d in machine.dots)
+    parts = in_parts(kernel, machine) if has_parts else None
+    others = None if parts is None else Facts(parts.ast, machine, parts.written)
+    return decide(Facts(kernel.ast, machine, kernel.written), others)
 
 
 def beyond(machine: Machine, ast: UOp, opts: tuple[Opt, ...]) -> str | None:
@@ -129,9 +103,9 @@ def beyond(machine: Machine, ast: UOp, opts: tuple[Opt, ...]) -> str | None:
     nest = loop_nest(sig, opts)
     if math.prod(nest.group) > machine.group_items:
         return f"a group of {math.prod(nest.group)} work items; this machine has groups of {machine.group_items}"
-    lanes = max(nest.reduce_bound.values(), default=1)
-    if lanes > machine.subgroup_items > 0:
-        return f"sums across {lanes} lanes; this machine's subgroups have {machine.subgroup_items}"
+    items = max(nest.reduce_bound.values(), default=1)
+    if items > machine.subgroup_items > 0:
+        return f"sums across {items} work items; this machine's subgroups have {machine.subgroup_items}"
     exchanged = 0 if machine.subgroup_items else exchanged_bytes(sig, nest)
     if (nbytes := shared_bytes(sig, nest) + exchanged) > machine.shared_bytes:
         return f"{nbytes} bytes that a group shares; this machine has {machine.shared_bytes}"
@@ -140,5 +114,4 @@ def beyond(machine: Machine, ast: UOp, opts: tuple[Opt, ...]) -> str | None:
 
 def explain(ast: UOp, machine: Machine) -> str:
     """Which decision gives which Opt of a kernel, a line each (DEBUG=4 prints it for every kernel)."""
-    choice = _chosen(ast, machine)[2]
-    return "as written (NOOPT=1)" if choice is None else choice.explained()
+    return "as written (NOOPT=1)" if NOOPT else choice_of(rewrite(ast, machine), machine).explained()

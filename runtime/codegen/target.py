@@ -11,6 +11,8 @@ from manygrad.tensor.uop.uop import UOp
 
 LINE_BYTES = 64  # of a cache line
 LANE_BYTES = 4  # of each factor of a dot product, side by side
+# of each factor that a matrix unit holds at once, and so SQUARES**2 of sums: eight registers
+SQUARES = 2
 
 
 class Dot(NamedTuple):

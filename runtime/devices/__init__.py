@@ -84,4 +84,5 @@ class Devices:
 
 def get_device(name: str) -> Device:
     """Device of the current Runtime, by name."""
-    return current().devices.get(name)
+    device: Device = current().devices.get(name)
+    return device

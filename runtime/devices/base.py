@@ -28,7 +28,6 @@ from manygrad.tensor.uop.uop import UOp
 if TYPE_CHECKING:
     from manygrad.collectives.transport.arena import Arena
     from manygrad.native.replay import NativeCall
-    from manygrad.runtime.devices.compile.loaded import LoadedKernels
 
 ALIGNMENT = 64
 KEEP_BYTES = 2 << 30  # freed memory kept for reuse, per device; above it, the largest blocks are given back
@@ -94,11 +93,18 @@ class Kernel(Protocol):
         took."""
 
 
+class KernelStore(Protocol):
+    """The kernels of one kind of device that this process has (`LoadedKernels`)."""
+
+    def get(self, ast: UOp) -> Kernel: ...
+    def keep(self, ast: UOp, kernel: Kernel) -> None: ...
+
+
 def _without_opts(ast: UOp, opts: tuple[Opt, ...] | None, simplify: bool) -> Kernel:
     raise NotImplementedError("kernels of this kind of device are not optimised")
 
 
-def _one_by_one(asts: Sequence[UOp], loaded: LoadedKernels) -> None:
+def _one_by_one(asts: Sequence[UOp], loaded: KernelStore) -> None:
     for ast in asts:
         loaded.get(ast)
 
@@ -110,7 +116,7 @@ class Builder:
     build: Callable[[UOp], Kernel]  # of a SINK
     # of a CHAIN, whose kernels are given; None: these, block by block (`chain.py`)
     chain: Callable[[UOp, Sequence[Any]], Kernel] | None = None
-    build_all: Callable[[Sequence[UOp], LoadedKernels], None] = _one_by_one  # of SINKs that are not loaded yet
+    build_all: Callable[[Sequence[UOp], KernelStore], None] = _one_by_one  # of SINKs that are not loaded yet
     build_with: Callable[[UOp, tuple[Opt, ...] | None, bool], Kernel] = _without_opts  # (ast, opts, simplify)
     knobs: tuple[str, ...] = ()  # environment variables that change what it builds
 

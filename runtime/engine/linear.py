@@ -165,7 +165,7 @@ def _shown(what: UOp) -> str:
 
 
 def _beside_each_other(items: list[ExecItem]) -> list[ExecItem]:
-    from manygrad.runtime.executors.lanes import overlapped
+    from manygrad.runtime.executors.overlap import overlapped
 
     return overlapped(items)
 

@@ -61,7 +61,7 @@ class Communication:
     checks: int = 0  # calls of `assert_equal`
     why_left: str = ""  # not empty once this process communicates no more
     rank: int = 0  # it had by then
-    beside: Beside | None = None  # where collectives run beside kernels (`lane_of` in `runtime/executors/lanes.py`)
+    beside: Beside | None = None  # where collectives run beside kernels (`thread_of` in `runtime/executors/overlap.py`)
     _spending: bool = False
 
     @property

@@ -21,7 +21,7 @@ from manygrad.runtime.exchange.steps import MESSAGES, ExchangeStep, FarNumbers, 
 from manygrad.runtime.profile import profile
 from manygrad.tensor.uop import UOp
 
-LANE = "calls of collectives"  # of a profile
+TRACK = "calls of collectives"  # of a profile
 
 
 class Exchange:
@@ -112,7 +112,7 @@ class Exchange:
                     continue
                 start = time.perf_counter()
                 _INTERPRETED[step.kind](self, n, step)
-                profile.record(LANE, step.name, start, time.perf_counter(), self._facts(step))
+                profile.record(TRACK, step.name, start, time.perf_counter(), self._facts(step))
         except BaseException:
             if any(s.is_written for s in self.steps):
                 self._endpoint().arena.has_failed = True

@@ -28,7 +28,7 @@ from manygrad.tensor.uop import UOp
 class CollectiveItem(ExecItem):
     """`plan`: the key of the LINEAR's plan; 0 where one worker is alone."""
 
-    lane = "collectives"
+    track = "collectives"
 
     def __init__(self, what: UOp, buffers: list[Buffer], plan: int):
         members = what.arg.members
@@ -134,7 +134,7 @@ class CollectiveItem(ExecItem):
             nbytes = 2 * sum(b.nbytes for b in self.buffers)
             report(self.name, self.buffers[0].device.name, end - start, 0, nbytes, self.line)
         if profile.active:
-            profile.record(self.lane, self.name, start, end, self.facts())
+            profile.record(self.track, self.name, start, end, self.facts())
 
     def settle(self) -> None:
         """Until all memory may be written again."""

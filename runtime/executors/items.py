@@ -47,7 +47,7 @@ class ExecItem:
     line: str
     buffers: list[Buffer]
 
-    lane = "kernels"  # of a profile
+    track = "kernels"  # of a profile
     name = ""
 
     def allocate(self) -> None:
@@ -62,7 +62,7 @@ class ExecItem:
         """`run`, told to the active profiles."""
         start = time.perf_counter()
         self.run(vars)
-        profile.record(self.lane, self.name, start, time.perf_counter(), self.facts())
+        profile.record(self.track, self.name, start, time.perf_counter(), self.facts())
 
     def wake(self) -> None:
         """It is about to run: what takes its time to wake may begin."""
@@ -243,7 +243,7 @@ class CopyItem(ExecItem):
 
     def __init__(self, dst: Buffer, src: Buffer, line: str):
         self.buffers, self.line = [dst, src], line
-        self.lane = f"copies {dst.device.name}"
+        self.track = f"copies {dst.device.name}"
         self.name = f"copy {dst.nbytes} {src.device.name} -> {dst.device.name}"
 
     def facts(self) -> dict[str, Any]:

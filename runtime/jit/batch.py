@@ -15,7 +15,7 @@ def beside_each_other(flat: list[tuple[ExecItem, Vars]]) -> list[tuple[ExecItem,
     need not."""
     if current().communication.endpoint is None:
         return flat
-    from manygrad.runtime.executors.lanes import StartItem, in_order, overlapped
+    from manygrad.runtime.executors.overlap import StartItem, in_order, overlapped
 
     of = {id(i.item if isinstance(i, StartItem) else i): v for i, v in flat}
     items = overlapped(in_order([i for i, _ in flat]))

@@ -3,7 +3,7 @@
     PROFILE=1 python train.py             writes profile.json when the program ends
     with manygrad.profile("step.json"):   writes what runs inside of it
 
-Lanes: steps, schedule (with its passes), compile (one a thread), kernels, copies, waiting (for collectives) and
+Tracks: steps, schedule (with its passes), compile (one a thread), kernels, copies, waiting (for collectives) and
 collectives (kernels and copies one a device). A trace's `pid` is the worker's rank, and its clock the host's time, so
 that the files of several workers can be loaded as one.
 
@@ -26,7 +26,7 @@ from manygrad.runtime.current import current
 from manygrad.tensor.environment import PROFILE
 from manygrad.tensor.uop import passes
 
-LANES = ("steps", "schedule", "compile", "kernels", "copies", "waiting", "collectives", "calls")  # in the order shown
+TRACKS = ("steps", "schedule", "compile", "kernels", "copies", "waiting", "collectives", "calls")  # in the order shown
 FILE = "profile.json"
 MAX_EVENTS = 1_000_000
 
@@ -35,7 +35,7 @@ class TraceEvent(NamedTuple):
     """`start` and `end` are of `time.perf_counter`; `args` a dict,
     or a function that makes it when the trace is written."""
 
-    lane: str
+    track: str
     name: str
     start: float
     end: float
@@ -53,20 +53,20 @@ class Profile:
 
     def chrome(self) -> dict[str, Any]:
         """The trace in Chrome's JSON form: complete events (`ph` X, times in microseconds),
-        after the names of process and lanes (M)."""
-        names = sorted({e.lane for e in self.events}, key=lambda n: (LANES.index(n.split()[0]), n))
-        lanes = {name: i for i, name in enumerate(names)}
+        after the names of process and tracks (M)."""
+        names = sorted({e.track for e in self.events}, key=lambda n: (TRACKS.index(n.split()[0]), n))
+        tracks = {name: i for i, name in enumerate(names)}
         pid = current().world.rank
         rows: list[dict[str, Any]] = [
             _meta("process_name", pid, 0, name=f"rank {pid} on {socket.gethostname()}"),
             _meta("process_sort_index", pid, 0, sort_index=pid),
         ]
-        for name, tid in lanes.items():
+        for name, tid in tracks.items():
             rows += [_meta("thread_name", pid, tid, name=name), _meta("thread_sort_index", pid, tid, sort_index=tid)]
         for e in self.events:
             args = e.args() if callable(e.args) else e.args
             rows.append({
-                "name": e.name, "cat": e.lane.split()[0], "ph": "X", "pid": pid, "tid": lanes[e.lane],
+                "name": e.name, "cat": e.track.split()[0], "ph": "X", "pid": pid, "tid": tracks[e.track],
                 "ts": round((e.start + self.epoch) * 1e6, 3), "dur": round(max(0.0, e.end - e.start) * 1e6, 3),
                 "args": args,
             })  # fmt: skip
@@ -111,10 +111,10 @@ _NOTHING: dict[str, Any] = {}
 
 
 def record(
-    lane: str, name: str, start: float, end: float, args: dict[str, Any] | Callable[[], dict[str, Any]] = _NOTHING
+    track: str, name: str, start: float, end: float, args: dict[str, Any] | Callable[[], dict[str, Any]] = _NOTHING
 ) -> None:
     """Tells everyone who listens now of an event."""
-    event = TraceEvent(lane, name, start, end, args)
+    event = TraceEvent(track, name, start, end, args)
     for p in active:
         if len(p.events) < MAX_EVENTS:
             p.events.append(event)
@@ -122,8 +122,8 @@ def record(
             p.dropped += 1
 
 
-def compile_lane() -> str:
-    """The compile lane of this thread."""
+def compile_track() -> str:
+    """The compile track of this thread."""
     return (
         "compile"
         if threading.current_thread() is threading.main_thread()
@@ -163,7 +163,7 @@ def profile(path: str = "") -> Iterator[Profile]:
     also after an exception.
 
     >>> with manygrad.profile("step.json") as p: step(x, y)
-    >>> sorted({e.lane for e in p.events})
+    >>> sorted({e.track for e in p.events})
     """
     p = Profile(path)
     _listen(p)

@@ -61,14 +61,14 @@ class UPat:
         return False
 
 
-Rule = tuple[UPat, Callable[..., UOp | None]]
+RewriteRule = tuple[UPat, Callable[..., UOp | None]]
 _ASKED = frozenset({"ctx", "old", "done"})
 
 
 class PatternMatcher:
     """An ordered table of rules, dispatched by op. Tables add up: `a + b`."""
 
-    def __init__(self, rules: list[Rule]):
+    def __init__(self, rules: list[RewriteRule]):
         self.rules = rules
         self.table: dict[Ops, list[tuple[UPat, Callable[..., UOp | None], frozenset[str], bool]]] = {
             op: [] for op in Ops

@@ -9,7 +9,6 @@ from manygrad.tensor.uop.args import ReduceArg
 from manygrad.tensor.uop.ops import GroupOp, Ops
 from manygrad.tensor.uop.uop import DEVICE, SHAPE, UOp
 
-sint = int | UOp  # a dim: a number, or an index expression of variables
 Shape = tuple[Any, ...]
 
 _ARG_SHAPE = frozenset({Ops.RESHAPE, Ops.EXPAND})

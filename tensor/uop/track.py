@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from types import FrameType
+from typing import Any
 
 from manygrad.tensor import source
 from manygrad.tensor.uop.ops import Ops
@@ -27,12 +28,13 @@ WHOLE = "the whole pass"
 
 @dataclass(frozen=True)
 class Rewrite:
-    """`rule` is empty where a node only has other sources than before."""
+    """`rule` is empty where a node only has other sources than before. Of a whole pass, what it was given and made: a
+    graph, or (of a kernel) its decisions, loop tree, instructions or text."""
 
     of_pass: str
     rule: str
-    before: UOp
-    after: UOp
+    before: Any
+    after: Any
     line: str  # the user's
 
     def __str__(self) -> str:
@@ -43,8 +45,10 @@ records: list[Rewrite] = []
 _PASS: ContextVar[str | None] = ContextVar("pass", default=None)  # that this thread runs, if it is tracked
 
 
-def outline(u: UOp) -> str:
+def outline(u: Any) -> str:
     """A node and the ops of its sources, which are many for a kernel or a graph."""
+    if not isinstance(u, UOp):
+        return type(u).__name__
     src = ", ".join(s.op.name for s in u.src[:4]) + (", ..." if len(u.src) > 4 else "")
     return f"{u.op.name}({src})" if src else u.op.name
 
@@ -66,10 +70,11 @@ def _function(frame: FrameType) -> str:
     return frame.f_code.co_qualname.split(".<locals>")[0].rpartition(".")[2]
 
 
-def _record(rule: str, before: UOp, after: UOp, line: str = "") -> None:
+def _record(rule: str, before: Any, after: Any, line: str = "") -> None:
     name = _PASS.get()
     if name is not None:
-        records.append(Rewrite(name, rule, before, after, line or source.line_of(before)))
+        line = line or (source.line_of(before) if isinstance(before, UOp) else "")
+        records.append(Rewrite(name, rule, before, after, line))
 
 
 def matches() -> Callable[[Callable[..., UOp | None], UOp, UOp], None] | None:
@@ -97,7 +102,7 @@ def made_from(after: UOp, *before: UOp, line: str = "") -> None:
                 _record(rule, u, after, line)
 
 
-def whole_pass(before: UOp, after: UOp) -> None:
+def whole_pass(before: Any, after: Any) -> None:
     if before is not after:
         _record(WHOLE, before, after)
 

@@ -36,7 +36,7 @@ class Wire:
         hub = self.end._hub
         link = self.link = hub.add(1, {"addresses": [], "curve": ""})
         self.end._links[1] = link
-        link.lanes = [None]  # type: ignore[list-item]  # there is nobody to connect to
+        link.sockets = [None]  # type: ignore[list-item]  # there is nobody to connect to
         hub.connect = lambda link: None  # type: ignore[method-assign]
         hub._reply = self._told  # type: ignore[assignment, method-assign]
         hub._drain = self._deliver  # type: ignore[method-assign]
@@ -83,7 +83,7 @@ class Wire:
         return self.end._hub.dropped + self.link.forged + self.link.repeated + waiting
 
     def close(self) -> None:
-        self.link.lanes = []
+        self.link.sockets = []
         self.end.abort("the test is over")
         self.end.close()
 

@@ -17,13 +17,13 @@ from manygrad.collectives.program import (
     Chunk,
     Collective,
     Copy,
+    Instr,
     Program,
     Reduce,
     Release,
     Slot,
     Temp,
     Transfer,
-    participants,
     split,
 )
 from manygrad.errors import ProgramError
@@ -33,6 +33,10 @@ from manygrad.tensor.environment import Context
 from manygrad.tensor.uop import Ops
 
 CASES = [(a.name, kind) for a in ALGORITHMS.values() for kind in a.kinds]
+
+
+def participants(instr: Instr) -> tuple[int, ...]:
+    return (instr.src_rank, instr.dst_rank) if isinstance(instr, Transfer) else (instr.rank,)
 
 
 def variants(kind: str, ranks: int, group: int = 1) -> list[Collective]:

@@ -1,4 +1,4 @@
-"""A lane whose connection breaks is made anew: nothing lost, nothing twice,
+"""A socket whose connection breaks is made anew: nothing lost, nothing twice,
 and a peer that is gone is still named soon."""
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def test_memory_of_others_is_not_read_after_the_call(pair: tuple[list[Endpoint],
 @pytest.mark.parametrize("pair", [True], indirect=True)
 def test_what_is_sealed_may_be_written_before_it_has_arrived(pair: tuple[list[Endpoint], list[Proxy]]) -> None:
     ends, proxies = pair
-    nbytes = 3 << 20  # (two frames, one on each lane)
+    nbytes = 3 << 20  # (two frames, one on each socket)
     addr = ends[0].arena.addr(ends[0].arena.alloc(nbytes))
     view(addr, nbytes, "uint8")[:] = 7
     ticket = ends[0].send(1, MessageKey(1, 0, 0), addr, nbytes)

@@ -34,30 +34,30 @@ def pair() -> Iterator[list[Endpoint]]:
         e.close()
 
 
-def pose(end: Endpoint, lane: int, name: int, mechanism: str, secret: bytes = b"") -> zmq.Socket[bytes]:
-    """Connects to a lane of `end` as rank `name` and sends what would end the job if it were believed:
+def pose(end: Endpoint, socket: int, name: int, mechanism: str, secret: bytes = b"") -> zmq.Socket[bytes]:
+    """Connects to a socket of `end` as rank `name` and sends what would end the job if it were believed:
     a message of another plan."""
-    s: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PUSH if lane else zmq.DEALER)
+    s: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PUSH if socket else zmq.DEALER)
     s.linger = 0
-    if not lane:
+    if not socket:
         s.routing_id = _IDENTITY.pack(b"m", name, 0, 0)
     if mechanism == "plain":
         s.plain_username, s.plain_password = b"%d" % name, secret
     elif mechanism == "curve":
         s.curve_serverkey = end._hub.public
         s.curve_publickey, s.curve_secretkey = zmq.curve_keypair()
-    s.connect(end.card()["addresses"][lane])
+    s.connect(end.card()["addresses"][socket])
     header = wire.Header(wire.DATA, wire.job_hash("t"), 0, name, 666, 0, 0, wire.RAW, 0, 8, 0, 8)
     s.send_multipart([wire.pack(header), b"8 bytes!"])
     return s
 
 
-@pytest.mark.parametrize("lane", [0, 1])
+@pytest.mark.parametrize("socket", [0, 1])
 @pytest.mark.parametrize("how", ["null", "a wrong password", "curve", "rank 2's own password"])
-def test_who_poses_as_rank_1_is_not_heard(pair: list[Endpoint], how: str, lane: int) -> None:
+def test_who_poses_as_rank_1_is_not_heard(pair: list[Endpoint], how: str, socket: int) -> None:
     a, b, _ = pair
     secrets = {"a wrong password": b"0" * 64, "rank 2's own password": password(a._hub.token, 2, 0)}
-    stranger = pose(a, lane, 1, {"null": "null", "curve": "curve"}.get(how, "plain"), secrets.get(how, b""))
+    stranger = pose(a, socket, 1, {"null": "null", "curve": "curve"}.get(how, "plain"), secrets.get(how, b""))
     until = time.monotonic() + 0.5
     while time.monotonic() < until:
         for e in pair:

@@ -27,7 +27,7 @@ def test_the_launcher_is_cut_off_while_training_goes_on(tmp_path: Path) -> None:
 
 
 def test_ranks_are_cut_off_from_everybody(tmp_path: Path) -> None:
-    """One after the other; both the control channel and the lanes."""
+    """One after the other; both the control channel and the sockets of links."""
     with training(tmp_path) as run:
         run.more(steps=20)
         run.outage(1)

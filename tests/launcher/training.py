@@ -14,7 +14,7 @@ from manygrad import Tensor, TinyJit, nn, world
 from manygrad.nn.optim import AdamW
 from manygrad.nn.state import get_parameters
 from manygrad.runtime.current import current
-from manygrad.runtime.executors import lanes
+from manygrad.runtime.executors import overlap
 
 STEPS, ROWS = 5, 64
 
@@ -59,7 +59,7 @@ def digest() -> str:
 
 def main() -> None:
     beside = digest()
-    lanes.overlapped = list  # every collective where it stands
+    overlap.overlapped = list  # every collective where it stands
     one_by_one = digest()
     endpoint = current().communication.endpoint
     routes = {} if endpoint is None else endpoint.routes

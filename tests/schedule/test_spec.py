@@ -205,8 +205,9 @@ def corpus() -> list[tuple[str, UOp]]:
     """(stage, node) of what the golden programs have after some pass, wherever it is legal; the same forms once."""
     nodes: dict[UOp, None] = {}
 
-    def add(stage: str, name: str, root: UOp) -> None:
-        nodes.update(dict.fromkeys(root.toposort()))
+    def add(stage: str, name: str, root: Any) -> None:
+        if isinstance(root, UOp):
+            nodes.update(dict.fromkeys(root.toposort()))
 
     passes.observers.append(add)
     try:

@@ -10,7 +10,7 @@ from manygrad.nn.optim.checking import check_count, check_number
 from manygrad.nn.optim.lr_scheduler.base import LRScheduler, check_optimizer
 from manygrad.nn.optim.optimizer import Optimizer
 
-Rule = Callable[[int], float]
+Factor = Callable[[int], float]
 
 
 class _Product(LRScheduler):
@@ -143,7 +143,7 @@ class PolynomialLR(LRScheduler):
         ]
 
 
-def _rules(owner: str, optimizer: Optimizer, rules: Rule | list[Rule]) -> list[Rule]:
+def _rules(owner: str, optimizer: Optimizer, rules: Factor | list[Factor]) -> list[Factor]:
     check_optimizer(owner, optimizer)
     found = list(rules) if isinstance(rules, (list, tuple)) else [rules] * len(optimizer.param_groups)
     if len(found) != len(optimizer.param_groups):
@@ -159,7 +159,7 @@ def _rules(owner: str, optimizer: Optimizer, rules: Rule | list[Rule]) -> list[R
 class LambdaLR(LRScheduler):
     """The first rate times lr_lambda(step)."""
 
-    def __init__(self, optimizer: Optimizer, lr_lambda: Rule | list[Rule], last_epoch: int = -1):
+    def __init__(self, optimizer: Optimizer, lr_lambda: Factor | list[Factor], last_epoch: int = -1):
         self.lr_lambdas = _rules("LambdaLR", optimizer, lr_lambda)
         super().__init__(optimizer, last_epoch)
 
@@ -173,7 +173,7 @@ class LambdaLR(LRScheduler):
 class MultiplicativeLR(LRScheduler):
     """The last rate times lr_lambda(step)."""
 
-    def __init__(self, optimizer: Optimizer, lr_lambda: Rule | list[Rule], last_epoch: int = -1):
+    def __init__(self, optimizer: Optimizer, lr_lambda: Factor | list[Factor], last_epoch: int = -1):
         self.lr_lambdas = _rules("MultiplicativeLR", optimizer, lr_lambda)
         super().__init__(optimizer, last_epoch)
 

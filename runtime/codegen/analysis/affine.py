@@ -82,16 +82,17 @@ def index_sum(terms: tuple[tuple[UOp, int], ...], constant: int) -> UOp:
 
 
 class TileAnalysis:
-    """`aligned[r]`: what the origin of a tiled range `r` is a multiple of; `lane`: the range that the lanes run along.
+    """`aligned[r]`: what the origin of a tiled range `r` is a multiple of; `vectorized`: the range of
+    the lanes.
 
     `whole`: ranges that are one tile, whose origin is 0.
     """
 
     def __init__(
-        self, aligned: Mapping[UOp, int], lane: UOp | None, lanes: int, whole: frozenset[UOp] = frozenset()
+        self, aligned: Mapping[UOp, int], vectorized: UOp | None, lanes: int, whole: frozenset[UOp] = frozenset()
     ) -> None:
-        self.aligned, self.lane, self.lanes, self.whole = aligned, lane, lanes, whole
-        tiled = frozenset(aligned) | ({lane} if lane is not None else frozenset())
+        self.aligned, self.vectorized, self.lanes, self.whole = aligned, vectorized, lanes, whole
+        tiled = frozenset(aligned) | ({vectorized} if vectorized is not None else frozenset())
         self.tiled = sorted(tiled, key=lambda r: r.arg)  # one order in all analyses of a kernel: positions are keys
         self.step: dict[UOp, int] = {}  # remainder made here -> what its value is a multiple of
         self.normal: set[UOp] = set()  # quotients and remainders made here: they stand for their value at the origin
@@ -126,7 +127,7 @@ class TileAnalysis:
             return Affine((), int(u.arg), 0)
         if u.op is Ops.RANGE:
             origin = () if u in self.whole else ((Atom(u, ()), 1),)
-            return Affine(origin, position.get(u, 0), 1 if u is self.lane else 0)
+            return Affine(origin, position.get(u, 0), 1 if u is self.vectorized else 0)
         exact = u.dtype is dtypes.index or (u.dtype.is_int and bounds(u) != (u.dtype.min, u.dtype.max))
         if exact and u.op in (Ops.ADD, Ops.SUB, Ops.MUL, Ops.NEG, Ops.IDIV, Ops.MOD):
             a = self.affine(u.src[0], position)
@@ -189,7 +190,7 @@ class TileAnalysis:
 
     def uniform(self, u: UOp, position: Position) -> bool:
         """Whether all lanes see the same value."""
-        if self.lane is None or self.lanes == 1 or self.lane not in ranges_of(u):
+        if self.vectorized is None or self.lanes == 1 or self.vectorized not in ranges_of(u):
             return True
         key = self.at(u, position)
         if key not in self._uniform:

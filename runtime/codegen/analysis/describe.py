@@ -17,8 +17,6 @@ from manygrad.tensor.uop.rewrite import substitute
 from manygrad.tensor.uop.table import memo
 from manygrad.tensor.uop.uop import UOp
 
-INF = 1 << 62
-
 
 @dataclass(frozen=True, eq=False)
 class Signature:
@@ -77,6 +75,16 @@ def _factor(u: UOp) -> int:
         case Ops.ADD | Ops.SUB:
             return math.gcd(_factor(u.src[0]), _factor(u.src[1]))
     return 1
+
+
+def is_fixed(r: UOp) -> bool:
+    """Whether the size of a range is a constant."""
+    return r.src[0].op is Ops.CONST
+
+
+def in_whole_tiles(r: UOp, tile: int) -> bool:
+    """Whether tiles of so many iterations cut a range evenly, whatever its size."""
+    return size_factor(r) % tile == 0
 
 
 def conjuncts(condition: UOp) -> list[UOp]:

@@ -22,7 +22,13 @@ from manygrad.runtime.codegen.analysis.describe import signature
 from manygrad.runtime.codegen.choose.blocks import sum_rows_in_turn
 from manygrad.runtime.codegen.choose.conditions import skip_masked, unroll_reduction
 from manygrad.runtime.codegen.choose.facts import Facts
-from manygrad.runtime.codegen.choose.matrices import fits_matrix_unit, lane_of_matrices, single_row, use_matrix_unit
+from manygrad.runtime.codegen.choose.matrices import (
+    fits_matrix_unit,
+    multiply_in_parts,
+    single_row,
+    use_matrix_unit,
+    vectorized_for_matrices,
+)
 from manygrad.runtime.codegen.choose.memory import (
     limit_rows_of_tile,
     prefetch_rows,
@@ -63,7 +69,7 @@ from manygrad.runtime.codegen.choose.tiles import (
     write_out_blocks,
 )
 from manygrad.runtime.codegen.choose.vectors import cheapest_loop, vectorize_loop
-from manygrad.runtime.codegen.opts import Online, Opts, Parallel
+from manygrad.runtime.codegen.opts import Matrix, Online, Opts, Parallel
 from manygrad.runtime.codegen.opts.opt import chosen
 from manygrad.runtime.codegen.target import Machine
 from manygrad.tensor.uop.ranges import ranges_of
@@ -71,6 +77,7 @@ from manygrad.tensor.uop.uop import UOp
 
 # in the order in which they are made; of a product exactly one of those that pack
 DECISIONS: tuple[Callable[..., Opts], ...] = (
+    multiply_in_parts,
     run_in_order,
     multiply_blocks_of_bytes,
     accumulate_in_lanes,
@@ -138,9 +145,19 @@ def plain(ast: UOp) -> Opts:
     return () if any(s.arg is not None for s in sig.stores) or not sig.loops else (Parallel(1),)
 
 
-def decide(facts: Facts) -> Choice:
-    """All decisions about a kernel, in order."""
-    choice = Choice(facts)
+def decide(facts: Facts, in_parts: Facts | None = None) -> Choice:
+    """All decisions about a kernel, in order; `in_parts`: of the kernel with its product in parts, which is taken where
+    a matrix unit multiplies it then."""
+    if in_parts is not None:
+        choice = Choice(in_parts)
+        choice.take(multiply_in_parts)
+        if chosen(_decide(choice).opts, Matrix) is not None:
+            return choice
+    return _decide(Choice(facts))
+
+
+def _decide(choice: Choice) -> Choice:
+    facts = choice.facts
     if any(s.arg is not None for s in facts.sig.stores):
         choice.take(run_in_order)
         return choice
@@ -151,14 +168,14 @@ def decide(facts: Facts) -> Choice:
         return choice
     split = split_of(facts)
     choice.take(accumulate_in_lanes, split)
-    lane = lane_of_matrices(facts, split) or cheapest_loop(facts, choice.opts, split)
-    choice.take(vectorize_loop, lane)
-    choice.take(use_dot_instructions, lane, split)
-    choice.take(sum_exponentials_online, lane, split)
+    vectorized = vectorized_for_matrices(facts, split) or cheapest_loop(facts, choice.opts, split)
+    choice.take(vectorize_loop, vectorized)
+    choice.take(use_dot_instructions, vectorized, split)
+    choice.take(sum_exponentials_online, vectorized, split)
     if chosen(choice.opts, Online) is None:
-        decide_tiles(choice, lane, split)
-    if lane is not None:
-        choice.take(tile_results_side_by_side, lane)
+        decide_tiles(choice, vectorized, split)
+    if vectorized is not None:
+        choice.take(tile_results_side_by_side, vectorized)
     choice.take(parallelize)
     choice.take(reuse_row_values)
     passes = row_passes(facts, choice.opts)
@@ -169,49 +186,53 @@ def decide(facts: Facts) -> Choice:
     return choice
 
 
-def decide_tiles(choice: Choice, lane: UOp | None, split: Split) -> None:
+def decide_tiles(choice: Choice, vectorized: UOp | None, split: Split) -> None:
     """Decides what stands in registers and in caches: by whether the main reduction runs along the vectorized loop, in
     lanes of its own, or beside it."""
     facts = choice.facts
     main, reduces = facts.main, facts.sig.reduces
     if main is None or not ranges_of(main) & frozenset(facts.sig.loops):
-        if lane is not None:
-            choice.take(tile_elementwise, lane)
+        if vectorized is not None:
+            choice.take(tile_elementwise, vectorized)
         return
     sharing = [u for u in reduces if u.src[1:] == main.src[1:]]
     if any(v not in sharing and v in main.src[0].toposort() for v in reduces):
         return  # one REDUCE inside of another
     accumulators = max(1, facts.machine.accumulators // len(sharing))
     known = False
-    if lane is None or lane not in ranges_of(main):
+    if vectorized is None or vectorized not in ranges_of(main):
         if main in split:
             choice.take(tile_outputs_of_dot_product, main, accumulators)
             choice.take(write_out_blocks, split, accumulators)
-        if lane is not None:
-            choice.take(tile_elementwise, lane)
-    elif is_thin(facts, main, lane):
-        choice.take(tile_elementwise, lane)
+        if vectorized is not None:
+            choice.take(tile_elementwise, vectorized)
+    elif is_thin(facts, main, vectorized):
+        choice.take(tile_elementwise, vectorized)
     else:
-        known = decide_product(choice, main, lane, accumulators, len(sharing))
+        known = decide_product(choice, main, vectorized, accumulators, len(sharing))
     choice.take(unroll_reduction, main, frozenset(split.values()), known)
     choice.take(skip_masked, main, known)
 
 
-def decide_product(choice: Choice, main: UOp, lane: UOp, accumulators: int, sharing: int) -> bool:
+def decide_product(choice: Choice, main: UOp, vectorized: UOp, accumulators: int, sharing: int) -> bool:
     """A sum along a vectorized loop: its tile, and which operand stays in a cache. Whether its tile knows the
     conditions under which the operands are read."""
     facts = choice.facts
-    choice.take(tile_rows_and_vectors, main, lane, accumulators)
-    rows = rows_of(facts, choice.opts, main, lane)
-    product = product_of(facts, choice.opts, main, lane, rows) if rows else single_row(facts, choice.opts, main, lane)
+    choice.take(tile_rows_and_vectors, main, vectorized, accumulators)
+    rows = rows_of(facts, choice.opts, main, vectorized)
+    product = (
+        product_of(facts, choice.opts, main, vectorized, rows)
+        if rows
+        else single_row(facts, choice.opts, main, vectorized)
+    )
     if product is not None and fits_matrix_unit(facts, choice.opts, product):
         choice.take(use_matrix_unit, product)
         choice.take(keep_columns_in_cache, product)
         return False
     if product is None or not rows:
-        choice.take(pack_strided, main, lane)
+        choice.take(pack_strided, main, vectorized)
         if not rows:
-            choice.take(sum_rows_in_turn, main, lane, sharing)
+            choice.take(sum_rows_in_turn, main, vectorized, sharing)
         return False
     decision = packing(facts, choice.opts, product)
     known = decision in (keep_rows_in_cache, keep_columns_in_cache) and product_knows_conditions(

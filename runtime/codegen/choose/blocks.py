@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from manygrad.runtime.codegen import cost
-from manygrad.runtime.codegen.analysis.describe import size_max, volume
+from manygrad.runtime.codegen.analysis.describe import is_fixed, size_max, volume
 from manygrad.runtime.codegen.choose.facts import (
     Facts,
     is_masked,
@@ -16,7 +16,6 @@ from manygrad.runtime.codegen.choose.facts import (
 from manygrad.runtime.codegen.choose.operands import panel_overflows
 from manygrad.runtime.codegen.kernel.dots import is_dot, is_total
 from manygrad.runtime.codegen.opts import Block, Opts, ReduceBlock, Tensorize, Tile, Unroll
-from manygrad.runtime.codegen.opts.nest import is_fixed
 from manygrad.runtime.codegen.opts.opt import chosen, without
 from manygrad.tensor.uop.ranges import ranges_of
 from manygrad.tensor.uop.uop import UOp
@@ -61,30 +60,30 @@ def block_of_rows(facts: Facts, opts: Opts, main: UOp, r: UOp) -> Opts:
     return block(facts, opts, main, r, cost.resting_rows_bytes(facts.machine), wanted)
 
 
-def block_of_panels(facts: Facts, opts: Opts, main: UOp, lane: UOp, least: int = 0) -> Opts:
+def block_of_panels(facts: Facts, opts: Opts, main: UOp, vectorized: UOp, least: int = 0) -> Opts:
     """As many panels of columns as rest in the cache, or `least`, a block for every core (none where the rows lie in it
     anyhow, and what is stored would not, one by one); of a panel that is larger, as much of the reduction at a time."""
-    nbytes, tile = cost.panel_bytes(facts.machine), tile_of(opts, lane)
+    nbytes, tile = cost.panel_bytes(facts.machine), tile_of(opts, vectorized)
     if is_dot(main.src[0]) and main.src[0].arg.in_parts:
         nbytes = nbytes * cost.ELEMENT_BYTES // cost.PARTS_BYTES
-        if found := block_of_parts(facts, opts, main, lane, nbytes // (tile * cost.ELEMENT_BYTES)):
+        if found := block_of_parts(facts, opts, main, vectorized, nbytes // (tile * cost.ELEMENT_BYTES)):
             return found
-    if any(is_total(u) and lane in ranges_of(u) for u in facts.sig.reduces):
+    if any(is_total(u) and vectorized in ranges_of(u) for u in facts.sig.reduces):
         return ()  # a block would add it up for each tile of rows
     if panel_overflows(facts, main, tile):
         k, each = main.src[1], volume(frozenset(main.src[2:])) * tile * cost.ELEMENT_BYTES
-        return (Block(lane.arg.id, 1), ReduceBlock(k.arg.id, even_part(opts, k, nbytes // each)))
-    rows = min(touched(u) for u in facts.loads_of[main] if lane not in ranges_of(u)) * cost.ELEMENT_BYTES
-    if not facts.stored_along(lane) and rows <= cost.near_bytes(facts.machine):
+        return (Block(vectorized.arg.id, 1), ReduceBlock(k.arg.id, even_part(opts, k, nbytes // each)))
+    rows = min(touched(u) for u in facts.loads_of[main] if vectorized not in ranges_of(u)) * cost.ELEMENT_BYTES
+    if not facts.stored_along(vectorized) and rows <= cost.near_bytes(facts.machine):
         return ()
-    return block(facts, opts, main, lane, nbytes, -(-size_max(lane) // (tile * facts.machine.cores)), least)
+    return block(facts, opts, main, vectorized, nbytes, -(-size_max(vectorized) // (tile * facts.machine.cores)), least)
 
 
-def block_of_parts(facts: Facts, opts: Opts, main: UOp, lane: UOp, rows: int) -> Opts:
+def block_of_parts(facts: Facts, opts: Opts, main: UOp, vectorized: UOp, rows: int) -> Opts:
     """Blocks of a product whose rows are packed in parts of bfloat16, where too few panels to pack them for rest in the
     cache (which holds `rows` of them): enough panels, as many for every core, and some of the reduction at a time."""
     k, unrolled = main.src[1], chosen(opts, Unroll, main.src[1].arg.id)
-    panels, cores = tiles_along(opts, lane, size_max(lane)), facts.machine.cores
+    panels, cores = tiles_along(opts, vectorized, size_max(vectorized)), facts.machine.cores
     most = range(cost.MOST_PARTS_PANELS, cost.PARTS_PANELS - 1, -1)
     alike = (n for n in most if -(-panels // (n * cores)) * n * cores <= cost.UNEVEN_BLOCKS * panels)
     wide, loops = next(alike, 0), frozenset(facts.sig.loops)
@@ -94,7 +93,11 @@ def block_of_parts(facts: Facts, opts: Opts, main: UOp, lane: UOp, rows: int) ->
         return ()
     units = even(size_max(k) // unrolled.times, max(1, rows // (wide * unrolled.times)))
     per = units * unrolled.times
-    return (Block(lane.arg.id, wide), ReduceBlock(k.arg.id, per)) if cost.LEAST_PARTS_TERMS <= per < size_max(k) else ()
+    return (
+        (Block(vectorized.arg.id, wide), ReduceBlock(k.arg.id, per))
+        if cost.LEAST_PARTS_TERMS <= per < size_max(k)
+        else ()
+    )
 
 
 def blocked_reduction(facts: Facts, opts: Opts, main: UOp, r: UOp, inside: list[UOp]) -> Opts:
@@ -115,22 +118,22 @@ def blocked_reduction(facts: Facts, opts: Opts, main: UOp, r: UOp, inside: list[
     return (Block(r.arg.id, tiles), ReduceBlock(k.arg.id, per)) if 0 < per < size_max(k) else ()
 
 
-def sum_rows_in_turn(facts: Facts, opts: Opts, main: UOp, lane: UOp, sharing: int) -> Opts:
+def sum_rows_in_turn(facts: Facts, opts: Opts, main: UOp, vectorized: UOp, sharing: int) -> Opts:
     """Sums down the rows of what no cache holds: some rows of all columns at a time, in wide tiles, as they lie in
     memory, not all rows of a tile's columns. The sums (`sharing` REDUCEs) rest in the first cache, each core's for
     columns of its own."""
     k, sig, order = main.src[1], facts.sig, order_of(facts, opts)
     loads = facts.loads_of[main]
     fixed = facts.fixed_loops and all(map(is_fixed, main.src[1:])) and ranges_of(main) == frozenset(order)
-    plain = all(not is_masked(u) and facts.stride(u.src[0], lane) == 1 for u in loads)
+    plain = all(not is_masked(u) and facts.stride(u.src[0], vectorized) == 1 for u in loads)
     alike = len(sig.reduces) <= sharing and all(u.dtype is main.dtype for u in sig.reduces)
     large = size_max(k) >= cost.TURNS * cost.ROWS_AT_ONCE and largest_bytes(loads) >= cost.LARGE_BYTES
-    if not (fixed and plain and alike and large) or order[-1] is not lane:
+    if not (fixed and plain and alike and large) or order[-1] is not vectorized:
         return opts
-    vectors, machine = -(-size_max(lane) // facts.lanes), facts.machine
+    vectors, machine = -(-size_max(vectorized) // facts.lanes), facts.machine
     pieces = volume(frozenset(order[:-1]))
     mine = vectors if pieces >= cost.CORE_PIECES * machine.cores else -(-vectors // machine.cores)
     wide = max(1, min(mine, cost.sums_in_registers(machine) // sharing))
     tiles = -(-min(mine, cost.sums_bytes(machine) // (machine.vector_bytes * sharing)) // wide)
-    opts = (*without(opts, Tile, axis=lane.arg.id), Tile(lane.arg.id, wide * facts.lanes))
-    return (*opts, Block(lane.arg.id, tiles), ReduceBlock(k.arg.id, cost.ROWS_AT_ONCE)) if tiles > 1 else opts
+    opts = (*without(opts, Tile, axis=vectorized.arg.id), Tile(vectorized.arg.id, wide * facts.lanes))
+    return (*opts, Block(vectorized.arg.id, tiles), ReduceBlock(k.arg.id, cost.ROWS_AT_ONCE)) if tiles > 1 else opts

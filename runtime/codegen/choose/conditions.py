@@ -9,10 +9,9 @@ import math
 from functools import lru_cache
 
 from manygrad.runtime.codegen import cost
-from manygrad.runtime.codegen.analysis.describe import conjuncts, factor_masks, part_held, size_max
+from manygrad.runtime.codegen.analysis.describe import conjuncts, factor_masks, is_fixed, part_held, size_max
 from manygrad.runtime.codegen.choose.facts import Facts, tile_of
 from manygrad.runtime.codegen.opts import Opts, Skip, Unroll, Vectorize
-from manygrad.runtime.codegen.opts.nest import is_fixed
 from manygrad.runtime.codegen.opts.opt import chosen
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.ranges import ranges_of
@@ -38,13 +37,13 @@ def short_inner_ranges(main: UOp, vectors: int) -> list[UOp]:
     return found
 
 
-def knows_conditions(main: UOp, lane: UOp, tiles: dict[UOp, int], vectors: int) -> bool:
+def knows_conditions(main: UOp, vectorized: UOp, tiles: dict[UOp, int], vectors: int) -> bool:
     """Whether the conditions are the same for a whole tile, or known at most of its positions, as all iterations of the
     reduction that they depend on are written out, or asked at a few."""
     out = short_inner_ranges(main, math.prod(tiles.values()) * vectors)
     for c in conditions(main):
         inside = [r for r in ranges_of(c) if tiles.get(r, 1) > 1]
-        if lane in ranges_of(c) or not all(map(is_fixed, inside)):
+        if vectorized in ranges_of(c) or not all(map(is_fixed, inside)):
             return False
         asked = any(r in ranges_of(c) and r not in out for r in main.src[1:])
         if asked and math.prod(tiles[r] for r in inside) > cost.ASKED_POSITIONS:
@@ -52,13 +51,13 @@ def knows_conditions(main: UOp, lane: UOp, tiles: dict[UOp, int], vectors: int) 
     return True
 
 
-def part_done(main: UOp, lane: UOp, tiles: dict[UOp, int], vectors: int) -> tuple[float, float]:
+def part_done(main: UOp, vectorized: UOp, tiles: dict[UOp, int], vectors: int) -> tuple[float, float]:
     """The computed part of a tile, and of the whole product; or 1 and what it costs to pack what is read under
     conditions."""
     found = conditions(main)
     if not found:
         return 1.0, 1.0
-    if not knows_conditions(main, lane, tiles, vectors):
+    if not knows_conditions(main, vectorized, tiles, vectors):
         return 1.0, cost.PACK_MASKED_TIME
     inside = math.prod(part_held(c) for c in found if any(tiles.get(r, 1) > 1 for r in ranges_of(c)))
     partly = any(1 < t < size_max(r) for c in found for r, t in tiles.items() if r in ranges_of(c))

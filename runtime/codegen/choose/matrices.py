@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 from manygrad.runtime.codegen import cost
-from manygrad.runtime.codegen.analysis.describe import size_factor, size_max
+from manygrad.runtime.codegen.analysis.describe import is_fixed, size_factor, size_max
 from manygrad.runtime.codegen.choose.facts import Facts, is_masked
 from manygrad.runtime.codegen.choose.operands import can_pack
 from manygrad.runtime.codegen.choose.packing import ProductTile, can_pack_rows, loops_stored_closer
 from manygrad.runtime.codegen.choose.reductions import Split
 from manygrad.runtime.codegen.kernel.dots import is_dot, is_total, row_step, step_of
-from manygrad.runtime.codegen.opts import Matrix, Opts, Tensorize, Tile, Unroll
-from manygrad.runtime.codegen.opts.matrix import SQUARES
-from manygrad.runtime.codegen.opts.nest import is_fixed
+from manygrad.runtime.codegen.opts import Float32Parts, Matrix, Opts, Tensorize, Tile, Unroll
 from manygrad.runtime.codegen.opts.opt import without
-from manygrad.runtime.codegen.target import LANE_BYTES
+from manygrad.runtime.codegen.target import LANE_BYTES, SQUARES
 from manygrad.tensor.uop.ranges import ranges_of
 from manygrad.tensor.uop.uop import UOp
 
 
-def lane_of_matrices(facts: Facts, split: Split) -> UOp | None:
+def multiply_in_parts(facts: Facts, opts: Opts) -> Opts:
+    """A product of float32 is multiplied as parts of bfloat16, where a matrix unit takes it so."""
+    (u,) = facts.sig.reduces
+    return (*opts, Float32Parts(u.src[1].arg.id))
+
+
+def vectorized_for_matrices(facts: Facts, split: Split) -> UOp | None:
     """The loop of a product with vectors along which a matrix unit reads the other factor as it lies, along the
     reduction; if there is none, or it may be either, that along which results are stored. Not one of those that are
     accumulated in lanes of their own."""
@@ -56,24 +60,24 @@ def multiplies_matrices(facts: Facts, u: UOp) -> bool:
     return unit and alone and len(u.src) == 2
 
 
-def single_row(facts: Facts, opts: Opts, main: UOp, lane: UOp) -> ProductTile | None:
+def single_row(facts: Facts, opts: Opts, main: UOp, vectorized: UOp) -> ProductTile | None:
     """A product of one row, as of a batch of one."""
     if not multiplies_matrices(facts, main):
         return None
-    columns = [u for u in facts.loads_of[main] if lane in ranges_of(u)]
-    rows = [u for u in facts.loads_of[main] if lane not in ranges_of(u)]
-    if len(columns) != 1 or len(rows) != 1 or not can_pack(facts, opts, columns[0], main, lane):
+    columns = [u for u in facts.loads_of[main] if vectorized in ranges_of(u)]
+    rows = [u for u in facts.loads_of[main] if vectorized not in ranges_of(u)]
+    if len(columns) != 1 or len(rows) != 1 or not can_pack(facts, opts, columns[0], main, vectorized):
         return None
-    outer = [r for r in facts.sig.loops if r in ranges_of(main) and r is not lane]
+    outer = [r for r in facts.sig.loops if r in ranges_of(main) and r is not vectorized]
     after = [r for r in facts.sig.loops if r not in ranges_of(main)]
-    return ProductTile(main, lane, [], columns[0], rows[0], [], outer, after)
+    return ProductTile(main, vectorized, [], columns[0], rows[0], [], outer, after)
 
 
 def use_matrix_unit(facts: Facts, opts: Opts, p: ProductTile) -> Opts:
     """Squares of rows by vectors of sums, two by two, so that each that is loaded is multiplied twice; as much of the
     reduction as an instruction adds up."""
     k, high, wide = p.main.src[-1], SQUARES * p.main.src[0].arg.rows, SQUARES * facts.lanes
-    columns = (Tile(p.lane.arg.id, wide),) if size_max(p.lane) > facts.lanes else ()
+    columns = (Tile(p.vectorized.arg.id, wide),) if size_max(p.vectorized) > facts.lanes else ()
     each = p.main.src[0].arg.rows if p.main.src[0].arg.in_parts else 1  # (sums that rest are whole squares)
     rows = [Tile(r.arg.id, min(high, -(-size_max(r) // each) * each)) for r in p.row_loops]
     terms = Unroll(k.arg.id, terms_at_once(p.main)), Tensorize(k.arg.id, p.main.src[0].arg.terms), Matrix(k.arg.id)

@@ -6,7 +6,7 @@ None of them changes a bit of the result.
 from __future__ import annotations
 
 from manygrad.runtime.codegen import cost
-from manygrad.runtime.codegen.analysis.describe import size_max, volume
+from manygrad.runtime.codegen.analysis.describe import is_fixed, size_max, volume
 from manygrad.runtime.codegen.choose.facts import Facts, largest_bytes, order_of, slot, tile_of, tiles_along, touched
 from manygrad.runtime.codegen.kernel.dots import is_total
 from manygrad.runtime.codegen.opts import (
@@ -26,7 +26,6 @@ from manygrad.runtime.codegen.opts import (
 )
 from manygrad.runtime.codegen.opts.alignment import begins_anywhere, whole_vectors
 from manygrad.runtime.codegen.opts.keep import kept_values
-from manygrad.runtime.codegen.opts.nest import is_fixed
 from manygrad.runtime.codegen.opts.opt import chosen, without
 from manygrad.runtime.codegen.target import LINE_BYTES
 from manygrad.tensor.dtype import dtypes
@@ -134,7 +133,7 @@ def stream_results(facts: Facts, opts: Opts) -> Opts:
     """Large outputs go past the caches: their lines are not read before they are written. So do smaller ones of a
     kernel that updates other memory in place: a gradient kept for the record beside the parameters' update."""
     sig, nest = facts.sig, loop_nest(facts.sig, opts)
-    if nest.lane is None:
+    if nest.vectorized is None:
         return opts
     read = set(map(slot, facts.loads))
     written = {slot(s): s for s in sig.stores}
@@ -145,7 +144,7 @@ def stream_results(facts: Facts, opts: Opts) -> Opts:
         for number, s in written.items()
         if s.arg is None and elements * s.src[1].dtype.itemsize >= least and number not in read
     }
-    past = {number for number, s in large.items() if whole_vectors(s, nest.lane, nest.lanes)}
+    past = {number for number, s in large.items() if whole_vectors(s, nest.vectorized, nest.lanes)}
     if not past and large.keys() == written.keys() and begins_anywhere(sig, nest):
         past = set(large)
     return (*opts, *map(NontemporalStore, sorted(past - set(nest.streamed))))

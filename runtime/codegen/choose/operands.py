@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 
 from manygrad.runtime.codegen import cost
-from manygrad.runtime.codegen.analysis.describe import part_held, size_max, volume
+from manygrad.runtime.codegen.analysis.describe import in_whole_tiles, is_fixed, part_held, size_max, volume
 from manygrad.runtime.codegen.choose.conditions import conditions
 from manygrad.runtime.codegen.choose.facts import Facts, is_masked, slot, touched_bytes
 from manygrad.runtime.codegen.kernel.dots import is_dot, is_total
 from manygrad.runtime.codegen.opts import Opts, RFactor
-from manygrad.runtime.codegen.opts.nest import in_whole_tiles, is_fixed
 from manygrad.runtime.codegen.opts.opt import chosen
 from manygrad.tensor.uop.ranges import ranges_of
 from manygrad.tensor.uop.uop import UOp
@@ -44,7 +43,7 @@ def panel_overflows(facts: Facts, main: UOp, columns: int) -> bool:
     return nbytes > cost.panel_bytes(facts.machine) and ranges_of(main) >= frozenset(facts.sig.loops)
 
 
-def can_turn(facts: Facts, load: UOp, main: UOp, lane: UOp) -> bool:
+def can_turn(facts: Facts, load: UOp, main: UOp, vectorized: UOp) -> bool:
     """Whether squares of `load` can be turned in registers where they are used, instead of packed: they lie along the
     reduction, and a tile has all rows that they are used for. So must those of other products in the kernel."""
     rows = volume(ranges_of(main) - ranges_of(load)) * len(facts.sig.reduces)
@@ -56,7 +55,7 @@ def can_turn(facts: Facts, load: UOp, main: UOp, lane: UOp) -> bool:
             return False
         if not is_fixed(k) or size_max(k) < facts.lanes:
             return False
-        across = [v for v in facts.loads_of[u] if facts.stride(v.src[0], lane) not in (0, 1)]
+        across = [v for v in facts.loads_of[u] if facts.stride(v.src[0], vectorized) not in (0, 1)]
         words = all(v.dtype.itemsize * facts.lanes == facts.machine.vector_bytes for v in across)
         if not words or any(is_masked(v) or facts.stride(v.src[0], k) != 1 for v in across):
             return False
@@ -83,15 +82,15 @@ def packs_along_own_loop(facts: Facts, u: UOp) -> bool:
     return all(own.values()) and any(can_pack(facts, (), v, u, r) for v, r in wide)
 
 
-def is_thin(facts: Facts, main: UOp, lane: UOp) -> bool:
+def is_thin(facts: Facts, main: UOp, vectorized: UOp) -> bool:
     """Whether a product has so few terms, of columns that the first cache holds, that what is stored bounds it: it runs
     as an elementwise kernel does."""
     loads = facts.loads_of[main]
-    if lane not in ranges_of(main) or len(facts.sig.reduces) > 1 or volume(frozenset(main.src[1:])) > facts.lanes:
+    if vectorized not in ranges_of(main) or len(facts.sig.reduces) > 1 or volume(frozenset(main.src[1:])) > facts.lanes:
         return False
-    plain = all(not is_masked(u) and facts.stride(u.src[0], lane) in (0, 1) for u in loads)
-    columns = sum(touched_bytes(u) for u in loads if lane in ranges_of(u))
-    return plain and facts.stored_along(lane) and columns <= cost.columns_bytes(facts.machine)
+    plain = all(not is_masked(u) and facts.stride(u.src[0], vectorized) in (0, 1) for u in loads)
+    columns = sum(touched_bytes(u) for u in loads if vectorized in ranges_of(u))
+    return plain and facts.stored_along(vectorized) and columns <= cost.columns_bytes(facts.machine)
 
 
 def rows_apart(facts: Facts, main: UOp, r: UOp) -> bool:
@@ -105,8 +104,8 @@ def rows_apart(facts: Facts, main: UOp, r: UOp) -> bool:
     return nbytes > cost.near_bytes(facts.machine)
 
 
-def row_loops(facts: Facts, main: UOp, lane: UOp) -> list[UOp]:
+def row_loops(facts: Facts, main: UOp, vectorized: UOp) -> list[UOp]:
     """The loops on which no vector that is loaded depends: each vector is used once for all of their iterations."""
-    wide = [u for u in facts.loads_of[main] if lane in ranges_of(u)]
-    own = [r for r in facts.sig.loops if r in ranges_of(main) and r is not lane and size_max(r) > 1]
+    wide = [u for u in facts.loads_of[main] if vectorized in ranges_of(u)]
+    own = [r for r in facts.sig.loops if r in ranges_of(main) and r is not vectorized and size_max(r) > 1]
     return [r for r in own if not any(r in ranges_of(u) for u in wide)]

@@ -28,7 +28,7 @@ class ProductTile:
     """A sum of products along a vectorized loop, its tile chosen, one operand of which has columns and one rows."""
 
     main: UOp
-    lane: UOp
+    vectorized: UOp
     row_loops: list[UOp]  # of the tile
     columns: UOp  # LOAD
     rows: UOp  # LOAD
@@ -37,28 +37,28 @@ class ProductTile:
     after: list[UOp]  # loops that the product does not depend on
 
 
-def strided(facts: Facts, main: UOp, lane: UOp) -> list[UOp]:
+def strided(facts: Facts, main: UOp, vectorized: UOp) -> list[UOp]:
     """The LOADs that are not contiguous along the vectorized loop: they must be packed."""
-    return [u for u in facts.loads_of[main] if facts.stride(u.src[0], lane) not in (0, 1)]
+    return [u for u in facts.loads_of[main] if facts.stride(u.src[0], vectorized) not in (0, 1)]
 
 
-def product_of(facts: Facts, opts: Opts, main: UOp, lane: UOp, row_loops: list[UOp]) -> ProductTile | None:
+def product_of(facts: Facts, opts: Opts, main: UOp, vectorized: UOp, row_loops: list[UOp]) -> ProductTile | None:
     """None: there are no rows, more than one operand has rows or columns, the columns cannot be packed, or what must be
     packed is not worth it."""
-    if strided(facts, main, lane) and product_time(facts, opts, main, lane) is None:
+    if strided(facts, main, vectorized) and product_time(facts, opts, main, vectorized) is None:
         return None
     loads = facts.loads_of[main]
     moved = {u: any(r in ranges_of(u) for r in row_loops) for u in loads}
-    columns = [u for u in loads if lane in ranges_of(u) and not moved[u]]
-    rows = [u for u in loads if lane not in ranges_of(u) and moved[u]]
-    if not row_loops or len(columns) != 1 or len(rows) != 1 or not can_pack(facts, opts, columns[0], main, lane):
+    columns = [u for u in loads if vectorized in ranges_of(u) and not moved[u]]
+    rows = [u for u in loads if vectorized not in ranges_of(u) and moved[u]]
+    if not row_loops or len(columns) != 1 or len(rows) != 1 or not can_pack(facts, opts, columns[0], main, vectorized):
         return None
     order = order_of(facts, opts)
     alone = [r for r in order if r in ranges_of(rows[0]) and r not in ranges_of(columns[0]) and r not in row_loops]
     inner = [*alone, *sorted(row_loops, key=order.index)]
-    outer = [r for r in order if r in ranges_of(main) and r is not lane and r not in inner]
+    outer = [r for r in order if r in ranges_of(main) and r is not vectorized and r not in inner]
     after = [r for r in order if r not in ranges_of(main)]
-    return ProductTile(main, lane, row_loops, columns[0], rows[0], inner, outer, after)
+    return ProductTile(main, vectorized, row_loops, columns[0], rows[0], inner, outer, after)
 
 
 Packing = Callable[[Facts, Opts, ProductTile], Opts]
@@ -66,8 +66,8 @@ Packing = Callable[[Facts, Opts, ProductTile], Opts]
 
 def packing(facts: Facts, opts: Opts, p: ProductTile) -> Packing:
     """Which decision a product takes."""
-    if strided(facts, p.main, p.lane):
-        if can_turn(facts, p.columns, p.main, p.lane) and not p.after:
+    if strided(facts, p.main, p.vectorized):
+        if can_turn(facts, p.columns, p.main, p.vectorized) and not p.after:
             return turn_columns
     else:
         if columns_fit_first_cache(facts, p):
@@ -79,16 +79,16 @@ def packing(facts: Facts, opts: Opts, p: ProductTile) -> Packing:
     return keep_rows_in_cache if apart else keep_columns_in_cache
 
 
-def pack_strided(facts: Facts, opts: Opts, main: UOp, lane: UOp) -> Opts:
+def pack_strided(facts: Facts, opts: Opts, main: UOp, vectorized: UOp) -> Opts:
     """Where a product has not one operand of rows and one of columns, what is not contiguous along the vectorized loop
     is packed, once for all loops that do not move it."""
-    must = strided(facts, main, lane)
-    if not must or product_time(facts, opts, main, lane) is None:
+    must = strided(facts, main, vectorized)
+    if not must or product_time(facts, opts, main, vectorized) is None:
         return opts
     order = order_of(facts, opts)
-    outer = [r for r in order if r is not lane and any(r in ranges_of(u) for u in must)]
-    opts = reordered(facts, opts, [*outer, lane, *(r for r in order if r is not lane and r not in outer)])
-    return (*opts, *(CacheRead(lane.arg.id, slot(u)) for u in must))
+    outer = [r for r in order if r is not vectorized and any(r in ranges_of(u) for u in must)]
+    opts = reordered(facts, opts, [*outer, vectorized, *(r for r in order if r is not vectorized and r not in outer)])
+    return (*opts, *(CacheRead(vectorized.arg.id, slot(u)) for u in must))
 
 
 def read_columns_in_place(facts: Facts, opts: Opts, p: ProductTile) -> Opts:
@@ -98,27 +98,27 @@ def read_columns_in_place(facts: Facts, opts: Opts, p: ProductTile) -> Opts:
 
 def split_columns_over_threads(facts: Facts, opts: Opts, p: ProductTile) -> Opts:
     """Too few rows for packing to pay: columns are read as they lie, by each thread its own."""
-    return reordered(facts, opts, [*p.outer, p.lane, *p.inner, *p.after])
+    return reordered(facts, opts, [*p.outer, p.vectorized, *p.inner, *p.after])
 
 
 def turn_columns(facts: Facts, opts: Opts, p: ProductTile) -> Opts:
     """Columns that lie along the reduction (a @ b.T), for so few rows that a tile has them all: nothing would be read
     from a panel again, so squares of columns are turned in registers as they come."""
     tiles = [Tile(r.arg.id, size_max(r)) for r in p.inner if size_max(r) > 1]
-    opts = reordered(facts, without(opts, Tile), [*p.outer, p.lane, *p.inner])
+    opts = reordered(facts, without(opts, Tile), [*p.outer, p.vectorized, *p.inner])
     squares = [Unroll(k.arg.id, facts.lanes) for k in dict.fromkeys(u.src[1] for u in facts.sig.reduces)]
-    return (*opts, Tile(p.lane.arg.id, facts.lanes), *tiles, *squares)
+    return (*opts, Tile(p.vectorized.arg.id, facts.lanes), *tiles, *squares)
 
 
 def keep_rows_in_cache(facts: Facts, opts: Opts, p: ProductTile) -> Opts:
     """Rows that are pages apart along the reduction (a.T @ b): a block of them is packed and stays in the cache, for
     all columns. Of a long reduction both are packed some iterations at a time, the shorter one by every thread."""
     last = p.inner[-1]
-    wide = size_max(p.lane) > cost.WIDE_PRODUCT * size_max(last)
-    held, inside = (p.lane, p.inner) if wide else (last, [p.lane])
+    wide = size_max(p.vectorized) > cost.WIDE_PRODUCT * size_max(last)
+    held, inside = (p.vectorized, p.inner) if wide else (last, [p.vectorized])
     blocks = blocked_reduction(facts, opts, p.main, held, inside) if not p.after else ()
-    inner = [p.lane, *p.inner] if wide and blocks else [*p.inner, p.lane]
-    packed = CacheRead(last.arg.id, slot(p.rows)), CacheRead(p.lane.arg.id, slot(p.columns))
+    inner = [p.vectorized, *p.inner] if wide and blocks else [*p.inner, p.vectorized]
+    packed = CacheRead(last.arg.id, slot(p.rows)), CacheRead(p.vectorized.arg.id, slot(p.columns))
     blocks = blocks or block_of_rows(facts, opts, p.main, last)
     return (*reordered(facts, opts, [*p.outer, *inner, *p.after]), *packed, *blocks)
 
@@ -128,7 +128,7 @@ def keep_columns_in_cache(facts: Facts, opts: Opts, p: ProductTile) -> Opts:
     convolutions). Rows that are read under conditions, converted, or joined again and again are packed, too; others are
     prefetched."""
     within = loops_stored_closer(facts, p)
-    panel = (p.lane, *within)[-1]
+    panel = (p.vectorized, *within)[-1]
     outer = [r for r in p.outer if r not in within]
     masked = is_masked(p.rows) and not product_knows_conditions(facts, opts, p)
     halves = p.rows.dtype.is_half and not is_dot(p.main.src[0])
@@ -140,8 +140,8 @@ def keep_columns_in_cache(facts: Facts, opts: Opts, p: ProductTile) -> Opts:
     least = 0
     if pack_rows and chosen(opts, Matrix) is not None:
         least = cost.PARTS_PANELS if dot is not None and dot.in_parts else cost.TURNED_PANELS
-    blocks = block_of_panels(facts, opts, p.main, p.lane, least) if not within else ()
-    order = [*outer, p.lane, *within, *p.inner, *p.after]
+    blocks = block_of_panels(facts, opts, p.main, p.vectorized, least) if not within else ()
+    order = [*outer, p.vectorized, *within, *p.inner, *p.after]
     return (*reordered(facts, opts, order), CacheRead(panel.arg.id, slot(p.columns)), *row, *blocks)
 
 
@@ -158,7 +158,7 @@ def unroll_product(facts: Facts, opts: Opts, p: ProductTile) -> Opts:
 
 def columns_fit_first_cache(facts: Facts, p: ProductTile) -> bool:
     """Whether all columns that a row meets are few, and read as they lie."""
-    nbytes = volume(facts.reduced(p.main) | {p.lane}) * p.columns.dtype.itemsize
+    nbytes = volume(facts.reduced(p.main) | {p.vectorized}) * p.columns.dtype.itemsize
     plain = not is_masked(p.columns) and not p.columns.dtype.is_half
     return nbytes <= cost.columns_bytes(facts.machine) and plain
 
@@ -174,7 +174,7 @@ def can_pack_rows(facts: Facts, opts: Opts, p: ProductTile) -> bool:
 
 def product_knows_conditions(facts: Facts, opts: Opts, p: ProductTile) -> bool:
     rows = {r: tile_of(opts, r) for r in p.row_loops}
-    return knows_conditions(p.main, p.lane, rows, -(-tile_of(opts, p.lane) // facts.lanes))
+    return knows_conditions(p.main, p.vectorized, rows, -(-tile_of(opts, p.vectorized) // facts.lanes))
 
 
 def prefetched_rows(facts: Facts, opts: Opts, p: ProductTile) -> tuple[Prefetch, ...]:
@@ -183,7 +183,7 @@ def prefetched_rows(facts: Facts, opts: Opts, p: ProductTile) -> tuple[Prefetch,
     loads rows in squares."""
     if chosen(opts, Matrix) is not None:
         return ()
-    k, vectors = p.main.src[-1], tile_of(opts, p.lane) // facts.lanes
+    k, vectors = p.main.src[-1], tile_of(opts, p.vectorized) // facts.lanes
     rows = math.prod(tile_of(opts, r) for r in p.row_loops)
     plain = len(p.main.src) == 2 and not is_masked(p.rows) and facts.stride(p.rows.src[0], k) == 1
     long = size_max(k) >= cost.PREFETCH_VECTORS * facts.lanes
@@ -192,11 +192,11 @@ def prefetched_rows(facts: Facts, opts: Opts, p: ProductTile) -> tuple[Prefetch,
 
 
 def loops_stored_closer(facts: Facts, p: ProductTile) -> list[UOp]:
-    """Loops that only move the columns and whose results lie between those of the lane: they run inside of it, so that
-    what is stored side by side is stored soon after each other."""
+    """Loops that only move the columns and whose results lie between those of the vectorized one: they run inside of
+    it, so that what is stored side by side is stored soon after each other."""
 
     def closer(r: UOp) -> bool:
-        steps = [(facts.stride(s.src[0], r), facts.stride(s.src[0], p.lane)) for s in facts.sig.stores]
+        steps = [(facts.stride(s.src[0], r), facts.stride(s.src[0], p.vectorized)) for s in facts.sig.stores]
         return all(a is not None and b is not None and 0 < abs(a) < abs(b) for a, b in steps)
 
     return [r for r in p.outer if r not in ranges_of(p.rows) and closer(r)]

@@ -10,13 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from manygrad.runtime.codegen import cost
-from manygrad.runtime.codegen.analysis.describe import size_max, volume
+from manygrad.runtime.codegen.analysis.describe import in_whole_tiles, is_fixed, size_max, volume
 from manygrad.runtime.codegen.choose.facts import Facts, reordered
 from manygrad.runtime.codegen.choose.operands import packs_across, packs_along_own_loop
 from manygrad.runtime.codegen.kernel.dots import is_dot
 from manygrad.runtime.codegen.kernel.online import online_pairs
 from manygrad.runtime.codegen.opts import Online, Opts, RFactor, Tensorize, Tile, Unroll, Vectorize
-from manygrad.runtime.codegen.opts.nest import in_whole_tiles, is_fixed
 from manygrad.tensor.uop.ranges import ranges_of
 from manygrad.tensor.uop.uop import UOp
 
@@ -56,14 +55,14 @@ def accumulate_in_lanes(facts: Facts, opts: Opts, split: Split) -> Opts:
     return (*opts, *(RFactor(r.arg.id, facts.lanes) for r in dict.fromkeys(split.values())))
 
 
-def use_dot_instructions(facts: Facts, opts: Opts, lane: UOp | None, split: Split) -> Opts:
+def use_dot_instructions(facts: Facts, opts: Opts, vectorized: UOp | None, split: Split) -> Opts:
     """Products of bytes are added up four at a time, of bfloat16 two, where the machine has an instruction for it:
     along the range that is accumulated in lanes, or the innermost one, if that leaves no rest where only a variable
     says how long it is. Sums over one range share it, or, where one of them is of something else, none takes it; nor
     does one over a range that another sum inside of it depends on."""
     found: dict[Tensorize, None] = {}
     for u in facts.sig.reduces:
-        product = len(facts.loads_of[u]) > 1 and (lane is None or lane in ranges_of(u))
+        product = len(facts.loads_of[u]) > 1 and (vectorized is None or vectorized in ranges_of(u))
         if is_dot(u.src[0]) and (u in split or product) and not u.src[0].arg.in_parts:
             r, terms = split.get(u, u.src[-1]), u.src[0].arg.terms
             shared = all(is_dot(v.src[0]) and v.src[0].arg.terms == terms for v in facts.sig.reduces if r in v.src[1:])
@@ -73,10 +72,10 @@ def use_dot_instructions(facts: Facts, opts: Opts, lane: UOp | None, split: Spli
     return (*opts, *found)
 
 
-def sum_exponentials_online(facts: Facts, opts: Opts, lane: UOp | None, split: Split) -> Opts:
+def sum_exponentials_online(facts: Facts, opts: Opts, vectorized: UOp | None, split: Split) -> Opts:
     """The sum of exponentials below a maximum, where nothing else needs these (logsumexp), goes over long rows once
     instead of twice."""
-    for pair in online_pairs(facts.sig) if lane is None else []:
+    for pair in online_pairs(facts.sig) if vectorized is None else []:
         r = pair.total.src[1]
         long = size_max(r) * cost.ELEMENT_BYTES >= cost.LONG_ROW_BYTES
         if pair.total in split and long and frozenset(facts.sig.loops) <= ranges_of(pair.total):
@@ -99,35 +98,35 @@ def blocks_of_bytes(facts: Facts) -> UOp | None:
     return None
 
 
-def multiply_blocks_of_bytes(facts: Facts, opts: Opts, lane: UOp) -> Opts:
+def multiply_blocks_of_bytes(facts: Facts, opts: Opts, vectorized: UOp) -> Opts:
     """A product of packed weights and of inputs in bytes, in blocks that have a scale each: the weights' rows, side by
     side in memory, in vectors; a block is written out, four bytes an instruction, or as much of it as stays in
     registers for all rows. As many rows of inputs in a tile as there are registers for, and all of them inside of the
     weights' rows, so that these come from memory once."""
     sums = [u for u in facts.sig.reduces if is_dot(u.src[0])]
-    width = min(size_max(lane), cost.BLOCK_COLUMNS)
-    opts = (*opts, Vectorize(lane.arg.id, facts.lanes), Tile(lane.arg.id, width))
-    weights = [v for u in sums for v in facts.loads_of[u] if lane in ranges_of(v)]
+    width = min(size_max(vectorized), cost.BLOCK_COLUMNS)
+    opts = (*opts, Vectorize(vectorized.arg.id, facts.lanes), Tile(vectorized.arg.id, width))
+    weights = [v for u in sums for v in facts.loads_of[u] if vectorized in ranges_of(v)]
     columns = [r for r in facts.sig.loops if any(r in ranges_of(v) for v in weights)]
     rows = [r for r in facts.sig.loops if r not in columns]
     for u in sums:
         *outer, last = u.src[1:]
-        whole = outer[:-1] if rows and unpacked_in_turn(facts, u, lane, width // facts.lanes) else outer
+        whole = outer[:-1] if rows and unpacked_in_turn(facts, u, vectorized, width // facts.lanes) else outer
         opts = (*opts, Tensorize(last.arg.id, u.src[0].arg.terms), *(Unroll(r.arg.id, size_max(r)) for r in whole))
     if rows:
-        inside = [lane] if width == size_max(lane) else []
+        inside = [vectorized] if width == size_max(vectorized) else []
         most = cost.block_rows(facts.machine, width // facts.lanes, any(u.src[0].arg.words for u in sums))
         opts = reordered(facts, opts, [*(r for r in columns if r not in inside), *rows, *inside])
         opts = (*opts, Tile(rows[-1].arg.id, min(size_max(rows[-1]), most)))
     return opts
 
 
-def unpacked_in_turn(facts: Facts, u: UOp, lane: UOp, vectors: int) -> bool:
+def unpacked_in_turn(facts: Facts, u: UOp, vectorized: UOp, vectors: int) -> bool:
     """Whether a block's sum is better a loop, for several rows to share what is unpacked: written out, it overflows the
     registers, and each iteration has weights of its own (else they would be shifted by what is only known when it
     runs). Where several instructions multiply; of one, with 16 registers, nothing was measured."""
     *outer, _ = u.src[1:]
-    weights = [v for v in facts.loads_of[u] if lane in ranges_of(v)]
+    weights = [v for v in facts.loads_of[u] if vectorized in ranges_of(v)]
     unpacked = vectors * volume(frozenset(outer))
     own = bool(outer) and all(outer[-1] in ranges_of(v) for v in weights)
     return u.src[0].arg.words and own and cost.block_overflows(facts.machine, unpacked)

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Mapping
 
 from manygrad.runtime.codegen import cost
-from manygrad.runtime.codegen.analysis.describe import part_held, size_max, volume
+from manygrad.runtime.codegen.analysis.describe import is_fixed, part_held, size_max, volume
 from manygrad.runtime.codegen.choose.conditions import conditions, part_done
 from manygrad.runtime.codegen.choose.facts import Facts, largest_bytes, reordered, slot
 from manygrad.runtime.codegen.choose.operands import panel_overflows, row_loops, rows_apart
@@ -25,7 +25,6 @@ from manygrad.runtime.codegen.opts import (
     legal,
 )
 from manygrad.runtime.codegen.opts.alignment import whole_vectors
-from manygrad.runtime.codegen.opts.nest import is_fixed
 from manygrad.runtime.codegen.opts.opt import chosen, without
 from manygrad.tensor.uop.ops import GroupOp, Ops
 from manygrad.tensor.uop.ranges import ranges_of
@@ -36,67 +35,67 @@ from manygrad.tensor.uop.uop import UOp
 Parts = list[tuple[int, int]]  # (rows of a tile, number of such tiles)
 
 
-def tile_rows_and_vectors(facts: Facts, opts: Opts, main: UOp, lane: UOp, accumulators: int) -> Opts:
+def tile_rows_and_vectors(facts: Facts, opts: Opts, main: UOp, vectorized: UOp, accumulators: int) -> Opts:
     """A product along a vectorized loop: the tile of rows x vectors of accumulators that takes least time: few loads an
     FMA, little waste at the ends, stores side by side.
 
     The rows are loops on which no vector that is loaded depends: each vector is used once a row. Where the first of
     them is short, a tile has all of it and some iterations of another one.
     """
-    columns = -(-size_max(lane) // facts.lanes)  # vectors
-    free = tileable_rows(facts, main, lane)
+    columns = -(-size_max(vectorized) // facts.lanes)  # vectors
+    free = tileable_rows(facts, main, vectorized)
     packed = bool(free) and rows_apart(facts, main, free[0])
     best: tuple[dict[UOp, int], int] = ({}, 1)
     least = math.inf
     for vectors in cost.TILE_VECTORS:
-        if vectors > max(1, columns) or vectors > accumulators or not width_fits(facts, main, lane, vectors):
+        if vectors > max(1, columns) or vectors > accumulators or not width_fits(facts, main, vectorized, vectors):
             continue
         for rows, parts in row_tiles(main, free, min(accumulators // vectors, cost.TILE_ROWS)):
-            time = tile_time(facts, main, lane, rows, parts, vectors, packed)
+            time = tile_time(facts, main, vectorized, rows, parts, vectors, packed)
             if time < least - 1e-9:
                 best, least = (rows, vectors), time
     rows, vectors = best
-    wide = (Tile(lane.arg.id, vectors * facts.lanes),) if vectors > 1 else ()
+    wide = (Tile(vectorized.arg.id, vectors * facts.lanes),) if vectors > 1 else ()
     return (*opts, *wide, *(Tile(r.arg.id, m) for r, m in rows.items() if m > 1))
 
 
-def tileable_rows(facts: Facts, main: UOp, lane: UOp) -> list[UOp]:
+def tileable_rows(facts: Facts, main: UOp, vectorized: UOp) -> list[UOp]:
     """The loops that may be rows, the best first: those with enough iterations, or the most, then the innermost
     ones."""
     return sorted(
-        row_loops(facts, main, lane),
+        row_loops(facts, main, vectorized),
         key=lambda r: (min(size_max(r), cost.ENOUGH_ROWS), facts.sig.loops.index(r)),
         reverse=True,
     )
 
 
-def rows_of(facts: Facts, opts: Opts, main: UOp, lane: UOp) -> list[UOp]:
+def rows_of(facts: Facts, opts: Opts, main: UOp, vectorized: UOp) -> list[UOp]:
     """The loops that are a tile's rows."""
-    free = tileable_rows(facts, main, lane)
+    free = tileable_rows(facts, main, vectorized)
     tiled = [o.axis for o in opts if isinstance(o, Tile)]
-    found = [next(r for r in free if r.arg.id == axis) for axis in tiled if axis != lane.arg.id]
+    found = [next(r for r in free if r.arg.id == axis) for axis in tiled if axis != vectorized.arg.id]
     return found or free[:1]
 
 
-def width_fits(facts: Facts, main: UOp, lane: UOp, vectors: int) -> bool:
+def width_fits(facts: Facts, main: UOp, vectorized: UOp, vectors: int) -> bool:
     """Whether tiles may be so many vectors wide: of a size that is known at run time only powers of two (it is rather a
     multiple of these); of a panel larger than the cache, as long as every core has one and a cache holds a block."""
-    if vectors & (vectors - 1) and not is_fixed(lane):
+    if vectors & (vectors - 1) and not is_fixed(vectorized):
         return False
     if vectors == 1 or not panel_overflows(facts, main, vectors * facts.lanes):
         return True
-    panels = -(-size_max(lane) // (vectors * facts.lanes))
+    panels = -(-size_max(vectorized) // (vectors * facts.lanes))
     least_block = volume(frozenset(main.src[2:])) * vectors * facts.lanes * cost.ELEMENT_BYTES
     return panels >= facts.machine.cores and least_block <= facts.machine.cache_bytes
 
 
 def tile_time(
-    facts: Facts, main: UOp, lane: UOp, rows: dict[UOp, int], parts: Parts, vectors: int, packed: bool
+    facts: Facts, main: UOp, vectorized: UOp, rows: dict[UOp, int], parts: Parts, vectors: int, packed: bool
 ) -> float:
     """FMAs that one takes in tiles of `rows` x `vectors`, those at the ends, masks and stores included; `packed`: of
     rows that are packed."""
-    columns = -(-size_max(lane) // facts.lanes)
-    inside, done = part_done(main, lane, rows, vectors)
+    columns = -(-size_max(vectorized) // facts.lanes)
+    inside, done = part_done(main, vectorized, rows, vectors)
     if rows:
         widths = ((vectors, columns // vectors), (columns % vectors, 1))
         work = [(n * m, k * v, cost.fma_time(m * inside, v)) for m, n in parts for v, k in widths]
@@ -104,7 +103,7 @@ def tile_time(
         time *= done * (cost.ODD_ROWS_TIME if packed and parts[0][0] % cost.PACKED_ROWS else 1.0)
     else:
         time = cost.rowless_time(-(-columns // vectors), vectors, columns, facts.machine.cores)
-    return time + max(result_time(facts, s, main, lane, rows) for s in facts.sig.stores) / volume(
+    return time + max(result_time(facts, s, main, vectorized, rows) for s in facts.sig.stores) / volume(
         frozenset(main.src[1:])
     )
 
@@ -208,51 +207,53 @@ def even_tile(size: int, most: int) -> int:
 # *** elementwise kernels, and what is stored ***
 
 
-def tile_elementwise(facts: Facts, opts: Opts, lane: UOp) -> Opts:
+def tile_elementwise(facts: Facts, opts: Opts, vectorized: UOp) -> Opts:
     """An elementwise kernel: as a transpose in squares, in tall tiles where a load runs along another loop, or several
     vectors at once."""
-    crossing = [r for r in facts.sig.loops if r is not lane and size_max(r) > 1 and loaded_across(facts, r, lane)]
+    crossing = [
+        r for r in facts.sig.loops if r is not vectorized and size_max(r) > 1 and loaded_across(facts, r, vectorized)
+    ]
     if crossing and not facts.sig.reduces:
         tall = Tile(crossing[-1].arg.id, min(facts.lanes, size_max(crossing[-1])))
-        return squares(facts, opts, lane, crossing[-1]) or (*opts, tall)
-    return several_vectors(facts, opts, lane)
+        return squares(facts, opts, vectorized, crossing[-1]) or (*opts, tall)
+    return several_vectors(facts, opts, vectorized)
 
 
-def loaded_across(facts: Facts, r: UOp, lane: UOp) -> bool:
-    """Whether a load is contiguous along `r` and strided along the lane."""
-    return any(facts.stride(u.src[0], r) == 1 and facts.stride(u.src[0], lane) not in (0, 1) for u in facts.loads)
+def loaded_across(facts: Facts, r: UOp, vectorized: UOp) -> bool:
+    """Whether a load is contiguous along `r` and strided along the vectorized loop."""
+    return any(facts.stride(u.src[0], r) == 1 and facts.stride(u.src[0], vectorized) not in (0, 1) for u in facts.loads)
 
 
-def several_vectors(facts: Facts, opts: Opts, lane: UOp) -> Opts:
+def several_vectors(facts: Facts, opts: Opts, vectorized: UOp) -> Opts:
     """Several vectors at once hide the latency of loads, the fewer the more is computed of each."""
     work = sum(u.op in GroupOp.ALU or u.op is Ops.LOAD for u in facts.operations)
     vectors = next((n for most, n in cost.VECTORS_OF_WORK if work <= most), 1)
-    while vectors > 1 and size_max(lane) < vectors * facts.lanes:
+    while vectors > 1 and size_max(vectorized) < vectors * facts.lanes:
         vectors //= 2
-    return (*opts, Tile(lane.arg.id, vectors * facts.lanes)) if vectors > 1 else opts
+    return (*opts, Tile(vectorized.arg.id, vectors * facts.lanes)) if vectors > 1 else opts
 
 
-def squares(facts: Facts, opts: Opts, lane: UOp, crossing: UOp) -> Opts | None:
+def squares(facts: Facts, opts: Opts, vectorized: UOp, crossing: UOp) -> Opts | None:
     """A transpose: squares of two lines each, in vectors that begin at lines also where rows do not. A large one goes
     along the source's rows and is stored past the caches. None: the rows are too short, or there are more results."""
     sig, lanes = facts.sig, facts.lanes
     store = sig.stores[0]
-    if len(sig.stores) > 1 or size_max(crossing) < lanes or size_max(lane) < cost.TURNED_LANE_VECTORS * lanes:
+    if len(sig.stores) > 1 or size_max(crossing) < lanes or size_max(vectorized) < cost.TURNED_LANE_VECTORS * lanes:
         return None
-    found: Opts = (Tile(crossing.arg.id, lanes), Tile(lane.arg.id, cost.TURNED_LINES * lanes))
-    if not whole_vectors(store, lane, lanes):
-        found = (*found, Align(lane.arg.id))
-        if legal(sig, (Vectorize(lane.arg.id, lanes), *found)) is not None:
+    found: Opts = (Tile(crossing.arg.id, lanes), Tile(vectorized.arg.id, cost.TURNED_LINES * lanes))
+    if not whole_vectors(store, vectorized, lanes):
+        found = (*found, Align(vectorized.arg.id))
+        if legal(sig, (Vectorize(vectorized.arg.id, lanes), *found)) is not None:
             return None
     nbytes = volume(frozenset(sig.loops)) * store.src[1].dtype.itemsize
     if nbytes < cost.TRANSPOSED_BYTES or any(slot(u) == slot(store) for u in facts.loads):
         return (*opts, *found)
     found = (*found, NontemporalStore(slot(store)))
-    inner = sig.loops.index(crossing) > sig.loops.index(lane)
-    return (*opts, *found) if inner else (*opts, Reorder(lane.arg.id, crossing.arg.id), *found)
+    inner = sig.loops.index(crossing) > sig.loops.index(vectorized)
+    return (*opts, *found) if inner else (*opts, Reorder(vectorized.arg.id, crossing.arg.id), *found)
 
 
-def tile_results_side_by_side(facts: Facts, opts: Opts, lane: UOp) -> Opts:
+def tile_results_side_by_side(facts: Facts, opts: Opts, vectorized: UOp) -> Opts:
     """Where results do not lie side by side along the vectorized loop, but do along short other loops (max pools): all
     of these in a tile, which is turned in registers, the reduction written out. (A product has chosen its tile with
     regard to that.)"""
@@ -262,10 +263,10 @@ def tile_results_side_by_side(facts: Facts, opts: Opts, lane: UOp) -> Opts:
     strides = {r: facts.stride(index, r) for r in facts.sig.loops}
     side, tiles = 1, []
     for r in sorted(facts.sig.loops, key=lambda r: strides[r] or 0):
-        if r is not lane and strides[r] == side and is_fixed(r) and side * r.src[0].arg <= facts.lanes:
+        if r is not vectorized and strides[r] == side and is_fixed(r) and side * r.src[0].arg <= facts.lanes:
             side *= r.src[0].arg
             tiles.append(Tile(r.arg.id, r.src[0].arg))
-    if strides[lane] == 1 or side < cost.LEAST_TURNED:
+    if strides[vectorized] == 1 or side < cost.LEAST_TURNED:
         return opts
     opts = (*without(opts, Tile), *tiles)
     if chosen(opts, RFactor) is not None:

@@ -17,12 +17,12 @@ from manygrad.tensor.uop.ranges import ranges_of
 from manygrad.tensor.uop.uop import UOp
 
 
-def vectorize_loop(facts: Facts, opts: Opts, lane: UOp | None) -> Opts:
+def vectorize_loop(facts: Facts, opts: Opts, vectorized: UOp | None) -> Opts:
     """The loop with the cheapest accesses runs in vectors: of the main reduction, where an operand that is not
     contiguous along the loop is worth packing; of a product for a matrix unit the one beside which it reads the other
     operand as it lies. None where one element at a time is as fast, or reductions are accumulated in lanes of their
     own."""
-    return opts if lane is None else (*opts, Vectorize(lane.arg.id, facts.lanes))
+    return opts if vectorized is None else (*opts, Vectorize(vectorized.arg.id, facts.lanes))
 
 
 def cheapest_loop(facts: Facts, opts: Opts, split: Split) -> UOp | None:
@@ -109,13 +109,13 @@ def reread_time(facts: Facts, load: UOp, main: UOp, r: UOp) -> float:
     return touched(load) * (times - 1) * facts.lanes / volume(ranges_of(main) | frozenset(main.src[1:]))
 
 
-def result_time(facts: Facts, s: UOp, main: UOp, lane: UOp, tiles: Mapping[UOp, int] | None = None) -> int:
+def result_time(facts: Facts, s: UOp, main: UOp, vectorized: UOp, tiles: Mapping[UOp, int] | None = None) -> int:
     """FMAs that a stored vector takes beyond a plain store: scattered, or turned in registers where positions of the
     tile (if it is not known yet: of the loops that may be its rows) lie side by side."""
-    step = facts.stride(s.src[0], lane)
+    step = facts.stride(s.src[0], vectorized)
     if step == 1:
         return 0
-    most = {r: size_max(r) for r in row_loops(facts, main, lane)} if tiles is None else tiles
+    most = {r: size_max(r) for r in row_loops(facts, main, vectorized)} if tiles is None else tiles
     side = 1  # positions
     for along, r in sorted(((facts.stride(s.src[0], r) or 0, r) for r in most), key=lambda x: x[0]):
         if along == side:

@@ -21,7 +21,7 @@ from manygrad.runtime.codegen.emit.emission import Emission
 from manygrad.runtime.codegen.emit.local import held
 from manygrad.runtime.codegen.emit.memory import transpose
 from manygrad.runtime.codegen.emit.values import key, ragged_mask, value
-from manygrad.runtime.codegen.kernel.dots import parts_of
+from manygrad.runtime.codegen.kernel.float32_parts import parts_of
 from manygrad.runtime.codegen.loops.lanes import Lanes, step_along
 from manygrad.runtime.codegen.lowered import Inst, Low
 from manygrad.runtime.codegen.target import LANE_BYTES
@@ -39,8 +39,8 @@ def dot_operand(e: Emission, u: UOp, r: UOp, position: Position) -> Inst:
     at = (*key(e, u, position), LANE_BYTES)
     if (known := e.find(u, at)) is not None:
         return known
-    if e.scope.lane is r or e.scope.lane not in ranges_of(u):
-        found = side_by_side(e, u, r, position, e.scope.lanes if e.scope.lane is r else 1)
+    if e.scope.vectorized is r or e.scope.vectorized not in ranges_of(u):
+        found = side_by_side(e, u, r, position, e.scope.lanes if e.scope.vectorized is r else 1)
     elif lanes_follow(e, u, r):
         found = side_by_side(e, u, r, position, e.scope.lanes, whole=True)
     elif (square := transposed_operand(e, u, r, position)) is not None:
@@ -53,18 +53,18 @@ def dot_operand(e: Emission, u: UOp, r: UOp, position: Position) -> Inst:
 
 def lanes_follow(e: Emission, u: UOp, r: UOp) -> bool:
     """Whether what the next lane reads lies behind this one's iterations of `r`, in whole vectors."""
-    analysis, count = e.scope.analysis, e.nest.dots[r]
+    analysis, count = e.scope.analysis, e.tiling.dots[r]
     indices = [v.src[0].src[1] for v in u.toposort() if v.op is Ops.LOAD]
     forms = [analysis.affine(i, {}) for i in indices]
     return (
-        e.scope.lane not in e.scope.ragged
+        e.scope.vectorized not in e.scope.ragged
         and all(f is not None and f.stride == count for f in forms)
         and all(step_along(analysis, i, r) == 1 for i in indices)
     )
 
 
 @contextmanager
-def lane_along(e: Emission, r: UOp, lanes: int, whole: bool) -> Iterator[None]:
+def vectors_along(e: Emission, r: UOp, lanes: int, whole: bool) -> Iterator[None]:
     """Vectors along `r`, which is of a fixed size, for the moment; `whole`: there is something in all lanes."""
     at = e.scope
     inner = e.with_lanes(Lanes(r, lanes, at.vectors.square, at.vectors.singly))
@@ -74,7 +74,7 @@ def lane_along(e: Emission, r: UOp, lanes: int, whole: bool) -> Iterator[None]:
 
 def side_by_side(e: Emission, u: UOp, r: UOp, position: Position, count: int, whole: bool = False) -> Inst:
     """`count` groups from `position` on, one after the other along `r`, or, `whole`, those of the lanes."""
-    with lane_along(e, r, e.nest.dots[r] * count, whole):
+    with vectors_along(e, r, e.tiling.dots[r] * count, whole):
         found = e.splat(value(e, u, position), e.scope.lanes)
         in_order = u.op is Ops.LOAD and step_along(e.scope.analysis, u.src[0].src[1], r) == 1  # (reads 0 beyond)
         if not in_order and (mask := ragged_mask(e, position)) is not None:
@@ -84,7 +84,7 @@ def side_by_side(e: Emission, u: UOp, r: UOp, position: Position, count: int, wh
 
 def joined(e: Emission, u: UOp, r: UOp, position: Position) -> Inst:
     """Vectors of one iteration each, those of the later ones shifted."""
-    at, count = position.get(r, 0), e.nest.dots[r]
+    at, count = position.get(r, 0), e.tiling.dots[r]
     bits = dtypes.uint8 if u.dtype.itemsize == 1 else dtypes.uint16
     total: Inst | None = None
     for i in range(min(count, e.scope.tile[r] - at)):
@@ -99,7 +99,7 @@ def joined(e: Emission, u: UOp, r: UOp, position: Position) -> Inst:
 def transposed_operand(e: Emission, u: UOp, r: UOp, position: Position) -> Inst | None:
     """As `transposed_load`, of a square that is packed: for each lane as many groups as there are lanes,
     exchanged."""
-    loads = [v for v in u.toposort() if v.op is Ops.LOAD and e.scope.lane in ranges_of(v)]
+    loads = [v for v in u.toposort() if v.op is Ops.LOAD and e.scope.vectorized in ranges_of(v)]
     mask = ragged_mask(e, position)
     if (
         e.scope.vectors.square is not r
@@ -107,12 +107,12 @@ def transposed_operand(e: Emission, u: UOp, r: UOp, position: Position) -> Inst 
         or any(step_along(e.scope.analysis, v.src[0].src[1], r) != 1 for v in loads)
     ):
         return None
-    lane, n, count = e.scope.lane, e.scope.lanes, e.nest.dots[r]
+    vectorized, n, count = e.scope.vectorized, e.scope.lanes, e.tiling.dots[r]
     span = count * n
-    assert lane is not None
-    at, first = position.get(lane, 0), position.get(r, 0) // span * span
+    assert vectorized is not None
+    at, first = position.get(vectorized, 0), position.get(r, 0) // span * span
     active = n if mask is None else mask.arg
-    rows = [side_by_side(e, u, r, {**position, lane: at + i, r: first}, n) for i in range(active)]
+    rows = [side_by_side(e, u, r, {**position, vectorized: at + i, r: first}, n) for i in range(active)]
     rows += [e.const(0, dtypes.int32, n)] * (n - active)
     columns = transpose(e, rows)
     for i, column in enumerate(columns):
@@ -123,10 +123,10 @@ def transposed_operand(e: Emission, u: UOp, r: UOp, position: Position) -> Inst 
 def dot_operand_parts(e: Emission, u: UOp, r: UOp, position: Position) -> list[Inst]:
     """As `dot_operand`, of float32: the parts of bfloat16, the largest first. A group has an iteration of the first
     half of what an instruction adds up and one of the second half, so that groups along `r` are joined from vectors."""
-    unit, at = e.nest.tile_of(r), position.get(r, 0)
-    first = at // unit * unit + at % unit // e.nest.dots[r]
+    unit, at = e.tiling.size_of(r), position.get(r, 0)
+    first = at // unit * unit + at % unit // e.tiling.dots[r]
     return joined_parts(
-        e, parts_of(u), *(value(e, u, {**position, r: i}) for i in (first, first + unit // e.nest.dots[r]))
+        e, parts_of(u), *(value(e, u, {**position, r: i}) for i in (first, first + unit // e.tiling.dots[r]))
     )
 
 

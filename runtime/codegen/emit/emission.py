@@ -20,10 +20,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from manygrad.runtime.codegen.analysis.affine import Position, TileAnalysis
-from manygrad.runtime.codegen.loops.build import Tree
 from manygrad.runtime.codegen.loops.index import Index
 from manygrad.runtime.codegen.loops.lanes import Lanes, fixed_size
-from manygrad.runtime.codegen.loops.tree import PrefetchLoads
+from manygrad.runtime.codegen.loops.tree import PrefetchAhead, PrefetchLoads, Tree
 from manygrad.runtime.codegen.lowered import Inst, Low
 from manygrad.tensor.dtype import DType, dtypes
 from manygrad.tensor.environment import SPEC
@@ -164,7 +163,7 @@ class OpenTiles:
 
     vectors: Lanes
     analysis: TileAnalysis
-    along: UOp | Inst | None  # what binds the lane: its range, or a loop over the vectors of its tile
+    along: UOp | Inst | None  # what stands in the lanes: a range, or a loop over the vectors of its tile
     origin: Mapping[UOp, Inst] = field(default_factory=dict)  # range -> index of the tile's first iteration
     opened: Mapping[UOp, int] = field(default_factory=dict)  # range -> the number of the block that its tile stands in
     tile: Mapping[UOp, int] = field(default_factory=dict)  # range -> iterations in the tile
@@ -172,12 +171,13 @@ class OpenTiles:
     ragged: Mapping[UOp, Inst | None] = field(default_factory=dict)
     reach: int = 0  # iterations beyond such a range's tile that there are
     block: Mapping[UOp, Inst] = field(default_factory=dict)  # range -> index of its block's first iteration
-    # in a loop over single vectors: (the lane, index of the tile's first iteration, the vector's place in the tile)
+    # in a loop over single vectors: (the range, index of the tile's first iteration, the vector's place in the tile)
     vector: tuple[UOp, Inst, Inst] | None = None
     prefetches: tuple[PrefetchLoads, ...] = ()  # those around
+    read_ahead: tuple[PrefetchAhead, ...] = ()
 
     @property
-    def lane(self) -> UOp | None:
+    def vectorized(self) -> UOp | None:
         return self.vectors.range
 
     @property
@@ -194,10 +194,9 @@ class Emission(Instructions):
 
     def __init__(self, tree: Tree, leaf: Leaf, computed: Computed) -> None:
         super().__init__()
-        self.kernel, self.local, self.leaf, self.computed = tree.kernel, tree.local, leaf, computed
-        self.nest, self.sig = tree.kernel.nest, tree.kernel.sig
-        lanes = tree.kernel.lanes
-        self.scope = OpenTiles(lanes, tree.kernel.analysis(lanes), lanes.range)
+        self.sig, self.tiling, self.local, self.leaf, self.computed = tree.sig, tree.tiling, tree.local, leaf, computed
+        lanes = tree.tiling.lanes
+        self.scope = OpenTiles(lanes, tree.tiling.analysis(lanes), lanes.range)
         self.counters: dict[Index, Inst] = {}
         self.packed: set[UOp] = set()  # what local memory holds of the open tiles
         self.waiting = set(self.sig.reduces)  # REDUCEs that are not computed yet in the open tiles
@@ -216,11 +215,11 @@ class Emission(Instructions):
         return replace(at, origin={**at.origin, r: origin}, opened={**at.opened, r: len(self.blocks) - 1})
 
     def with_lanes(self, lanes: Lanes) -> OpenTiles:
-        return replace(self.scope, vectors=lanes, analysis=self.kernel.analysis(lanes), along=lanes.range)
+        return replace(self.scope, vectors=lanes, analysis=self.tiling.analysis(lanes), along=lanes.range)
 
     def positions(self, ranges: frozenset[UOp]) -> Iterator[dict[UOp, int]]:
-        """The tile positions along `ranges`, in order, the lane's innermost; along that, one a vector."""
-        return self.kernel.positions(ranges, self.scope.tile, self.scope.vectors)
+        """The tile positions along `ranges`, in order, the vectorized range innermost; along that, one a vector."""
+        return self.tiling.positions(ranges, self.scope.tile, self.scope.vectors)
 
     # *** values ***
 

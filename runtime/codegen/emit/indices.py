@@ -28,7 +28,7 @@ def instruction(e: Emission, x: Index) -> Inst:
             return e.emit(Low.LOAD, INDEX, (e.emit(Low.SCRATCH, INDEX, (), 0), e.const(0)), 0)
         case Of.ITEM:
             return e.emit(Low.ITEM, INDEX, (), None)
-        case Of.LANE:
+        case Of.MEMBER:
             return e.emit(Low.ITEM, INDEX, (), 0)
         case Of.HERE:
             return _here(e, x.src[0])

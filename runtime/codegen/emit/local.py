@@ -9,7 +9,6 @@ from manygrad.runtime.codegen.emit.values import sum_of_terms
 from manygrad.runtime.codegen.loops.local import Kept, Stage
 from manygrad.runtime.codegen.loops.tree import Rest
 from manygrad.runtime.codegen.lowered import Inst, Low
-from manygrad.runtime.codegen.opts.matrix import matrices, matrix_rows
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.uop import UOp
@@ -20,7 +19,7 @@ def held(e: Emission, u: UOp, position: Position) -> Inst | None:
     again = e.local.again.get(u)
     if again is not None and any(w not in e.waiting and w not in e.running for w in again[0].owners):
         pointer, offset, constant = _row_at(e, u, *again, position)
-        lanes = e.scope.lanes if again[1] is e.scope.lane else 1
+        lanes = e.scope.lanes if again[1] is e.scope.vectorized else 1
         # in this block: the contents change with every tile of the loops around
         return e.emit(Low.LOAD, u.dtype, (pointer, offset), constant, lanes, here=True)
     if u in e.local.matrices and u not in e.waiting and u not in e.running:
@@ -32,12 +31,15 @@ def held(e: Emission, u: UOp, position: Position) -> Inst | None:
 
 def matrix_sum_at(e: Emission, u: UOp, position: Position) -> tuple[Inst, int]:
     """(pointer, constant) of a sum that came out of a matrix unit: square after square, those side by side first."""
-    dot, rows = u.src[0].arg, matrix_rows(e.nest, u)
-    lanes, (_, vectors) = dot.vector_bytes // u.dtype.itemsize, matrices(e.nest, u)
-    assert e.scope.lane is not None
-    row, vector = position.get(rows, 0) if rows is not None else 0, position.get(e.scope.lane, 0) // lanes
-    square = row // dot.rows * vectors + vector
-    pointer = e.emit(Low.SCRATCH, u.dtype, (), e.local.matrices[u])
+    dot, sums = u.src[0].arg, e.local.matrices[u]
+    lanes = dot.vector_bytes // u.dtype.itemsize
+    assert e.scope.vectorized is not None
+    row, vector = (
+        position.get(sums.rows, 0) if sums.rows is not None else 0,
+        position.get(e.scope.vectorized, 0) // lanes,
+    )
+    square = row // dot.rows * sums.wide + vector
+    pointer = e.emit(Low.SCRATCH, u.dtype, (), sums.offset_bytes)
     return pointer, (square * dot.rows + row % dot.rows) * lanes
 
 
@@ -46,7 +48,7 @@ def keep(e: Emission, u: UOp, position: Position, value: Inst) -> None:
     kept = e.local.kept.get(u)
     if kept is not None and any(w in e.running for w in kept.owners):
         pointer, offset, constant = _row_at(e, u, kept, kept.r, position)
-        value = e.splat(value, e.scope.lanes if kept.r is e.scope.lane else 1)
+        value = e.splat(value, e.scope.lanes if kept.r is e.scope.vectorized else 1)
         e.emit(Low.STORE, dtypes.void, (pointer, offset, value), constant, value.lanes, here=True)
 
 
@@ -71,14 +73,14 @@ def packed_at(e: Emission, stage: Stage, position: Position) -> tuple[Inst, Inst
         k, step = stage.blocked
         offset = e.emit(Ops.SUB, INDEX, (offset, e.emit(Ops.MUL, INDEX, (at.block[k], e.const(step)))))
     if at.vector is not None:
-        lane, begin, place = at.vector
-        origin = begin if lane is stage.loop else origin
-        offset = e.add(e.emit(Ops.MUL, INDEX, (place, e.const(stage.pitches[lane]))), offset)
+        vectorized, begin, place = at.vector
+        origin = begin if vectorized is stage.loop else origin
+        offset = e.add(e.emit(Ops.MUL, INDEX, (place, e.const(stage.pitches[vectorized]))), offset)
     if stage.loop in at.block:
         before = e.emit(Ops.SUB, INDEX, (origin, at.block[stage.loop]))
         offset = e.add(e.emit(Ops.MUL, INDEX, (before, e.const(stage.rows))), offset)
     constant = a.constant + sum(position.get(r, 0) * pitch for r, pitch in stage.pitches.items())
-    return pointer, offset, constant, at.lanes if at.lane is not None and stage.pitches.get(at.lane) else 1
+    return pointer, offset, constant, at.lanes if at.vectorized is not None and stage.pitches.get(at.vectorized) else 1
 
 
 def _packed(e: Emission, stage: Stage, position: Position) -> Inst:

@@ -19,7 +19,6 @@ from dataclasses import replace
 from typing import Any
 
 from manygrad.runtime.codegen.analysis.affine import Position
-from manygrad.runtime.codegen.analysis.describe import kernel_name, signature
 from manygrad.runtime.codegen.emit.emission import INDEX, Emission
 from manygrad.runtime.codegen.emit.indices import instruction
 from manygrad.runtime.codegen.emit.local import held, keep
@@ -30,8 +29,7 @@ from manygrad.runtime.codegen.emit.shared import copy, shared
 from manygrad.runtime.codegen.emit.stores import store
 from manygrad.runtime.codegen.emit.sums import reduce
 from manygrad.runtime.codegen.emit.values import index_value, remember
-from manygrad.runtime.codegen.loops.build import Tree, build
-from manygrad.runtime.codegen.loops.lanes import KernelContext, Lanes
+from manygrad.runtime.codegen.loops.lanes import Lanes
 from manygrad.runtime.codegen.loops.tree import (
     Accumulate,
     Barrier,
@@ -46,6 +44,7 @@ from manygrad.runtime.codegen.loops.tree import (
     OnlineReduce,
     Pack,
     PackStage,
+    PrefetchAhead,
     PrefetchLoads,
     Ragged,
     ReduceLoop,
@@ -53,33 +52,23 @@ from manygrad.runtime.codegen.loops.tree import (
     Share,
     Store,
     TileLoop,
+    Tree,
     Vectors,
 )
 from manygrad.runtime.codegen.lowered import Inst, Low, LoweredProgram
-from manygrad.runtime.codegen.opts.nest import LoopNest
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.uop import UOp
-
-
-def lower(ast: UOp, nest: LoopNest, name: str | None = None) -> LoweredProgram:
-    """The program of `ast` of the loops in `nest`."""
-    return emit(build(KernelContext(signature(ast), nest)), name or kernel_name(ast))
 
 
 def emit(tree: Tree, name: str) -> LoweredProgram:
     e = Emission(tree, leaf, keep)
     walk(e, tree.nodes)
     sig = e.sig
+    memory = e.local
+    insts = tuple(e.blocks[0].insts)
     return LoweredProgram(
-        name,
-        tuple(e.blocks[0].insts),
-        sig.variables,
-        sig.slots,
-        e.nest.counts,
-        e.local.nbytes,
-        e.nest.group,
-        e.local.shared_bytes,
+        name, insts, sig.variables, sig.slots, tree.counts, memory.nbytes, tree.group, memory.shared_bytes
     )
 
 
@@ -205,6 +194,11 @@ def _prefetch(e: Emission, n: PrefetchLoads) -> None:
         walk(e, n.body)
 
 
+def _read_ahead(e: Emission, n: PrefetchAhead) -> None:
+    with e.within(replace(e.scope, read_ahead=(*e.scope.read_ahead, n))):
+        walk(e, n.body)
+
+
 WALK: dict[type[Node], Callable[[Emission, Any], None]] = {
     For: _for,
     Scope: _scope,
@@ -212,7 +206,7 @@ WALK: dict[type[Node], Callable[[Emission, Any], None]] = {
     TileLoop: _tile,
     BlockLoop: _block,
     PackStage: _cache_read,
-    Pack: lambda e, n: pack(e, n.stage),
+    Pack: pack,
     Share: _share,
     CopyElement: lambda e, n: copy(e, n.stage),
     Barrier: _barrier,
@@ -222,5 +216,6 @@ WALK: dict[type[Node], Callable[[Emission, Any], None]] = {
     Holds: _holds,
     Vectors: _vectors,
     PrefetchLoads: _prefetch,
+    PrefetchAhead: _read_ahead,
     Store: store,
 }

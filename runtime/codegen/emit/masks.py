@@ -55,6 +55,6 @@ def decided(e: Emission, c: UOp, position: Position) -> Affine | bool | None:
 def apart(e: Emission, masks: tuple[UOp, ...], at: dict[UOp, int]) -> list[dict[UOp, int]]:
     """The tile positions which the conditions tell apart, those first at which all of them are decided now."""
     conditions = compared(masks)
-    ranges = frozenset(r for c in conditions for r in ranges_of(c) if r is not e.scope.lane) - at.keys()
+    ranges = frozenset(r for c in conditions for r in ranges_of(c) if r is not e.scope.vectorized) - at.keys()
     asked = lambda p: any(isinstance(decided(e, c, {**p, **at}), Affine) for c in conditions)  # noqa: E731
     return sorted(e.positions(ranges), key=asked)

@@ -22,11 +22,11 @@ from manygrad.runtime.codegen.emit.indices import instruction
 from manygrad.runtime.codegen.emit.local import matrix_sum_at, packed_at, picked_up
 from manygrad.runtime.codegen.emit.memory import argument
 from manygrad.runtime.codegen.emit.values import sum_of_terms, value
-from manygrad.runtime.codegen.kernel.dots import parts_of, products_of_parts, row_step
+from manygrad.runtime.codegen.kernel.dots import row_step
+from manygrad.runtime.codegen.kernel.float32_parts import parts_of, products_of_parts
 from manygrad.runtime.codegen.loops.tree import ReduceLoop, Rest
 from manygrad.runtime.codegen.lowered import Inst, Low, Square
-from manygrad.runtime.codegen.opts.matrix import SQUARES, matrix_rows
-from manygrad.runtime.codegen.target import LANE_BYTES, Dot
+from manygrad.runtime.codegen.target import LANE_BYTES, SQUARES, Dot
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.ranges import ranges_of
@@ -44,6 +44,7 @@ class _Squares(NamedTuple):
     rows: UOp | None
     height: int  # rows of the tile
     wide: int  # squares
+    terms: int  # iterations of the reduction at a time
 
     @property
     def high(self) -> int:
@@ -69,13 +70,13 @@ class _Squares(NamedTuple):
 
     def position(self, e: Emission, i: int, j: int) -> dict[UOp, int]:
         """Position of the first sum of a square."""
-        assert e.scope.lane is not None
+        assert e.scope.vectorized is not None
         row = {} if self.rows is None else {self.rows: i * self.dot.rows}
-        return {**row, e.scope.lane: j * e.scope.lanes}
+        return {**row, e.scope.vectorized: j * e.scope.lanes}
 
-    def shapes(self, terms: int) -> Shapes:
-        """For so many iterations of the reduction at a time."""
-        dot, found = self.dot, [(0, 0)] * (SQUARES**2 + 2 * SQUARES)
+    @property
+    def shapes(self) -> Shapes:
+        dot, terms, found = self.dot, self.terms, [(0, 0)] * (SQUARES**2 + 2 * SQUARES)
         for i in range(self.high):
             found[self.left(i)] = self.height_of(i), terms * LANE_BYTES // dot.terms
             for j in range(self.wide):
@@ -90,15 +91,14 @@ class _Squares(NamedTuple):
 
 def reduce_matrices(e: Emission, node: ReduceLoop, body: Callable[[], None]) -> None:
     """The sums of the open tile, around the loops of `body`; then local memory has them."""
-    (u,), (k,) = node.group, node.group[0].src[1:]
-    lane, rows = e.scope.lane, matrix_rows(e.nest, u)
-    assert lane is not None
-    terms, wide = e.nest.tile_of(k), -(-e.scope.tile[lane] // e.scope.lanes)
-    tile = _Squares(u, rows, e.scope.tile[rows] if rows is not None else 1, wide)
-    whole = tile._replace(
-        height=e.nest.tile_of(rows) if rows is not None else 1, wide=-(-e.nest.tile_of(lane) // e.scope.lanes)
-    )
-    mine, usual = tile.shapes(terms), whole.shapes(terms)
+    (u,), vectorized = node.group, e.scope.vectorized
+    sums = e.local.matrices[u]
+    rows, terms = sums.rows, sums.terms
+    assert vectorized is not None
+    whole = _Squares(u, rows, sums.height, sums.wide, terms)
+    height, wide = e.scope.tile[rows] if rows is not None else 1, -(-e.scope.tile[vectorized] // e.scope.lanes)
+    tile = whole._replace(height=height, wide=wide)
+    mine, usual = tile.shapes, whole.shapes
     mine = usual if _covers(usual, mine) else mine
     e.emit(Low.MATRIX_SHAPES, dtypes.void, (), usual)  # once, where the kernel begins
     if mine != usual:
@@ -136,11 +136,11 @@ def _products(e: Emission, u: UOp) -> Products:
 
 
 def _columns(e: Emission, u: UOp) -> UOp:
-    return next(s for s in u.src[0].src if e.scope.lane in ranges_of(s))
+    return next(s for s in u.src[0].src if e.scope.vectorized in ranges_of(s))
 
 
 def _rows(e: Emission, u: UOp) -> UOp:
-    return next(s for s in u.src[0].src if e.scope.lane not in ranges_of(s))
+    return next(s for s in u.src[0].src if e.scope.vectorized not in ranges_of(s))
 
 
 def _sum(e: Emission, tile: _Squares, products: Products, body: Callable[[], None]) -> None:
@@ -244,7 +244,7 @@ def _load_rows(e: Emission, tile: _Squares, load: UOp, i: int, part: int) -> Non
         assert by is not None
         step = value(e, by, {})
     known = step.op is Low.CONST
-    square = Square(tile.left(i), constant, step.arg if known else 0, tile.height_of(i), e.nest.tile_of(tile.u.src[1]))
+    square = Square(tile.left(i), constant, step.arg if known else 0, tile.height_of(i), tile.terms)
     e.emit(Low.MATRIX_LOAD, dtypes.void, (pointer, offset, *(() if known else (step,))), square, here=True)
 
 
@@ -252,7 +252,7 @@ def _load_columns(e: Emission, tile: _Squares, load: UOp, j: int, part: int) -> 
     """A row of lanes for each group of the reduction."""
     stage, (k,) = e.local.stages[load], tile.u.src[1:]
     pointer, offset, constant, _ = packed_at(e, stage, tile.position(e, 0, j))
-    step = packed_at(e, stage, {**tile.position(e, 0, j), k: e.nest.dots[k]})[2] - constant
-    groups, width = e.nest.tile_of(k) // e.nest.dots[k], e.scope.lanes * e.nest.dots[k]
+    step = packed_at(e, stage, {**tile.position(e, 0, j), k: stage.group})[2] - constant
+    groups, width = tile.terms // stage.group, e.scope.lanes * stage.group
     square = Square(tile.right(j), constant + part * stage.part, step, groups, width)
     e.emit(Low.MATRIX_LOAD, dtypes.void, (pointer, offset), square, here=True)

@@ -55,7 +55,7 @@ def load(e: Emission, u: UOp, position: Position) -> Inst:
 
 def prefetch(e: Emission, u: UOp, pointer: Inst, a: Affine) -> None:
     """Asks for what the load reads in the next tile of another loop, where it is in a Prefetch of it, and for what lies
-    ahead of it (`ReadAhead`): once for all loads of a line."""
+    ahead of it (`PrefetchAhead`): once for all loads of a line."""
     prefetch_ahead(e, u, pointer, a)
     for p in e.scope.prefetches:
         ahead = sum(c for x, c in a.terms if x.expr is p.ahead) * p.distance if u in p.loads else 0
@@ -64,9 +64,9 @@ def prefetch(e: Emission, u: UOp, pointer: Inst, a: Affine) -> None:
 
 
 def prefetch_ahead(e: Emission, u: UOp, pointer: Inst, a: Affine) -> None:
-    for slot, nbytes in e.nest.read_ahead:
-        if pointer.arg == slot:
-            _ask_for_line(e, u, pointer, a, a.constant + nbytes // u.dtype.itemsize)
+    for p in e.scope.read_ahead:
+        if pointer.arg == p.argument:
+            _ask_for_line(e, u, pointer, a, a.constant + p.nbytes // u.dtype.itemsize)
 
 
 def _ask_for_line(e: Emission, u: UOp, pointer: Inst, a: Affine, constant: int) -> None:
@@ -96,13 +96,13 @@ def window_load(e: Emission, u: UOp, pointer: Inst, a: Affine, valid: Inst | Non
 
 def load_between(e: Emission, u: UOp, position: Position) -> Inst | None:
     """The vector that begins inside of one of the tile's vectors, of that and the next one."""
-    assert e.scope.lane is not None
-    at, n = position.get(e.scope.lane, 0), e.scope.lanes
+    assert e.scope.vectorized is not None
+    at, n = position.get(e.scope.vectorized, 0), e.scope.lanes
     if not (shift := at % n):
         return None
-    there = e.scope.tile[e.scope.lane] + e.scope.reach > at - shift + n
-    first = value(e, u, {**position, e.scope.lane: at - shift})
-    second = value(e, u, {**position, e.scope.lane: at - shift + n}) if there else first
+    there = e.scope.tile[e.scope.vectorized] + e.scope.reach > at - shift + n
+    first = value(e, u, {**position, e.scope.vectorized: at - shift})
+    second = value(e, u, {**position, e.scope.vectorized: at - shift + n}) if there else first
     return e.emit(Low.SHUFFLE, u.dtype, (first, second), tuple(range(shift, shift + n)), n)
 
 
@@ -112,8 +112,8 @@ def rows_within(e: Emission, mask: Inst | None, position: Position) -> list[tupl
         return [()] * e.scope.lanes
     if mask.op is Low.FIRST:
         return [()] * mask.arg
-    assert e.scope.lane is not None
-    at, left = position.get(e.scope.lane, 0), lanes_left(e)
+    assert e.scope.vectorized is not None
+    at, left = position.get(e.scope.vectorized, 0), lanes_left(e)
     return [(e.alu(Ops.CMPLT, dtypes.bool, e.const(at + lane), left),) for lane in range(e.scope.lanes)]
 
 
@@ -129,8 +129,8 @@ def transposed_load(
     square = [
         r
         for r in e.scope.tile
-        if r is not e.scope.lane
-        and (e.nest.tile.get(r, 1) % n == 0 or r is e.scope.vectors.square)
+        if r is not e.scope.vectorized
+        and (e.tiling.size_of(r) % n == 0 or r is e.scope.vectors.square)
         and step_along(e.scope.analysis, u.src[0].src[1], r) == 1
     ]
     if not square or n & (n - 1) or a.table:

@@ -5,32 +5,28 @@ from __future__ import annotations
 from dataclasses import replace
 
 from manygrad.runtime.codegen.analysis.affine import Position
-from manygrad.runtime.codegen.emit.dot_operands import dot_operand, dot_operand_parts, joined_parts, lane_along
+from manygrad.runtime.codegen.emit.dot_operands import dot_operand, dot_operand_parts, joined_parts, vectors_along
 from manygrad.runtime.codegen.emit.emission import Emission
 from manygrad.runtime.codegen.emit.local import packed_at
 from manygrad.runtime.codegen.emit.masks import unless_masked
 from manygrad.runtime.codegen.emit.memory import transpose
 from manygrad.runtime.codegen.emit.values import ragged_mask, value
 from manygrad.runtime.codegen.loops.local import Stage
-from manygrad.runtime.codegen.loops.pack import lies_along
-from manygrad.runtime.codegen.loops.reduce import masks
+from manygrad.runtime.codegen.loops.tree import Pack
 from manygrad.runtime.codegen.lowered import Inst, Low
 from manygrad.tensor.dtype import dtypes
 
 
-def pack(e: Emission, stage: Stage) -> None:
-    at = e.scope
-    borrowed = at.lane is stage.loop and at.lane is not e.nest.lane
-    # (a tile need not fill borrowed vectors)
-    with e.within(replace(at, ragged={**at.ragged, stage.loop: None}) if borrowed else at):
+def pack(e: Emission, node: Pack) -> None:
+    stage, at = node.stage, e.scope
+    with e.within(replace(at, ragged={**at.ragged, stage.loop: None}) if node.borrowed else at):
         if stage.turned:
-            (_pack_rows_along if lies_along(e.kernel, stage) else _pack_rows)(e, stage)
+            (_pack_rows_along if node.along else _pack_rows)(e, stage)
             return
-        skipped = masks(e.kernel, [stage.value], frozenset(stage.ranges))
         for outer in e.positions(frozenset(stage.ranges)):
-            with unless_masked(e, skipped, outer) as reached:
+            with unless_masked(e, node.masks, outer) as reached:
                 for inner in e.positions(frozenset(stage.pitches)) if reached else ():
-                    _pack_vector(e, stage, {**inner, **outer}, borrowed)
+                    _pack_vector(e, stage, {**inner, **outer}, node.borrowed)
 
 
 def _pack_rows(e: Emission, stage: Stage) -> None:
@@ -60,9 +56,9 @@ def _pack_rows(e: Emission, stage: Stage) -> None:
 def _pack_rows_along(e: Emission, stage: Stage) -> None:
     """The same, of what lies along the reduction and is packed in parts: row by row, vectors along the reduction."""
     m, (k,) = stage.loop, stage.ranges
-    n = e.scope.tile[k] // e.nest.dots[k]
+    n = e.scope.tile[k] // stage.group
     for row in range(e.scope.tile[m]):
-        with lane_along(e, k, n, whole=True):
+        with vectors_along(e, k, n, whole=True):
             halves = [e.splat(value(e, stage.value, {m: row, k: begin}), n) for begin in (0, n)]
         pointer, offset, constant, _ = packed_at(e, stage, {m: row, k: 0})
         for number, found in enumerate(joined_parts(e, stage.parts, *halves)):

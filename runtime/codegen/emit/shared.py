@@ -31,7 +31,7 @@ def shared(e: Emission, u: UOp, position: Position) -> Inst | None:
     steps += [(x.loop, instruction(e, x.begin), x.pitch) for x in stage.loops]
     offset = _offset(e, [(e.scope.origin[r], begin, pitch) for r, begin, pitch in steps])
     constant = sum(position.get(r, 0) * pitch for r, _, pitch in steps)
-    lanes = e.scope.lanes if any(x.loop is e.scope.lane for x in stage.loops) else 1
+    lanes = e.scope.lanes if any(x.loop is e.scope.vectorized for x in stage.loops) else 1
     # in this block: the contents change between barriers
     return e.emit(Low.LOAD, u.dtype, (_memory(e, stage), offset), constant, lanes, here=True)
 

@@ -29,8 +29,8 @@ def _is_place(x: Inst) -> bool:
     return pointer.op in POINTERS and offset.dtype is dtypes.index and offset.lanes in (1, x.lanes)
 
 
-Rule = tuple[str, tuple[Ops | Low, ...], Callable[[Inst], bool]]
-RULES: list[Rule] = [
+InstructionRule = tuple[str, tuple[Ops | Low, ...], Callable[[Inst], bool]]
+RULES: list[InstructionRule] = [
     ("a loop has a begin and an end, and steps", (Low.LOOP,), lambda x: len(x.src) == 2 and x.arg >= 1),
     ("a loop's bounds are single indices", (Low.LOOP,), lambda x: all(_is_index(s) for s in x.src)),
     ("a branch has one condition", (Low.IF,), lambda x: [(s.dtype.is_bool, s.lanes) for s in x.src] == [(True, 1)]),

@@ -23,7 +23,7 @@ def store(e: Emission, node: Store) -> None:
     """All STOREs at all positions of the tile; at one position, every value is computed before the first is
     stored."""
     if node.at_lines:
-        for position in e.positions(frozenset(e.nest.loops)):
+        for position in e.positions(frozenset(e.tiling.loops)):
             if (at := moved(e, node, position)) is not None:
                 prepare_store(e, node, e.sig.stores[0], *at)()
         return
@@ -46,7 +46,7 @@ def prepare_store(e: Emission, node: Store, u: UOp, position: Position, some: In
         return lambda: None
     a = e.scope.analysis.affine(index.src[1], position)
     to = argument(e, index.src[0])
-    if e.scope.lane is None:
+    if e.scope.vectorized is None:
         lanes, guard = 1, valid
     else:
         lanes, guard = e.scope.lanes, e.conjunction(valid, some or ragged_mask(e, position))
@@ -88,12 +88,12 @@ def streams(e: Emission, node: Store, u: UOp, a: Affine) -> bool:
 def moved(e: Emission, node: Store, position: Position) -> tuple[Position, Inst | None] | None:
     """Where the vector at `position` is stored, if vectors begin at lines, and which lanes of it, if not all; None: it
     is not stored."""
-    lane, n = e.scope.lane, e.scope.lanes
+    vectorized, n = e.scope.vectorized, e.scope.lanes
     form = e.scope.analysis.affine(e.sig.stores[0].src[0].src[1], position)
-    assert lane is not None and form is not None
+    assert vectorized is not None and form is not None
     shift = -form.constant % n
     if node.stored is StorePart.BEFORE:
         return (position, e.emit(Low.FIRST, dtypes.bool, (), shift, n)) if shift else None
-    position = {**position, lane: position.get(lane, 0) + shift}
-    inside = position[lane] < e.scope.tile[lane] + e.scope.reach
+    position = {**position, vectorized: position.get(vectorized, 0) + shift}
+    inside = position[vectorized] < e.scope.tile[vectorized] + e.scope.reach
     return (position, ragged_mask(e, position)) if inside else None

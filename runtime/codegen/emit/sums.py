@@ -70,11 +70,9 @@ def reduce(e: Emission, node: ReduceLoop, body: Callable[[], None]) -> None:
 
 def parts(e: Emission, node: ReduceLoop) -> Iterator[tuple[UOp, dict[UOp, int]]]:
     """(REDUCE, tile position) of every partial sum."""
-    step = e.kernel.step_of(node.split, node.lanes) if node.split is not None else 1
-    count = e.nest.tile[node.split] // step if node.split is not None else 1
     for u in node.group:
         for position in e.positions(ranges_of(u)):
-            for _ in range(count):
+            for _ in range(node.partials):
                 yield u, position
 
 
@@ -105,7 +103,7 @@ def put_down(e: Emission, sums: list[Accumulator], rest: Rest) -> None:
 
 def accumulate_tile(e: Emission, node: ReduceLoop, sums: list[Accumulator]) -> None:
     """All positions of the tile along the reduction."""
-    split, step = node.split, e.kernel.step_of(node.split, node.lanes) if node.split is not None else 1
+    split, step = node.split, e.tiling.step_of(node.split, node.lanes) if node.split is not None else 1
     for at in e.positions(frozenset(node.group[0].src[1:])):
         part = at.get(split, 0) // step if split is not None else 0
         with unless_masked(e, node.masks, at) as reached:
@@ -162,7 +160,7 @@ def accumulate(e: Emission, accumulator: Accumulator, position: dict[UOp, int], 
     u, acc = accumulator.reduce, accumulator.parts[part]
     old = e.emit(Low.GET, u.dtype, (acc,), None, acc.lanes, here=True)
     v = u.src[0]
-    if (r := next((r for r in u.src[1:] if r in e.nest.dots), None)) is not None:
+    if (r := next((r for r in u.src[1:] if r in e.tiling.dots), None)) is not None:
         a, b = (e.splat(dot_operand(e, s, r, position), acc.lanes) for s in v.src)
         dot = Low.DOT_WORDS if accumulator.words else Low.DOT
         new = e.emit(dot, u.dtype, (a, b, old), v.arg, acc.lanes, here=True)
@@ -182,7 +180,7 @@ def accumulate(e: Emission, accumulator: Accumulator, position: dict[UOp, int], 
         new = greater(e, x, old)
     else:
         new = e.emit(u.arg, u.dtype, (e.splat(value(e, v, position), acc.lanes), old), None, acc.lanes, here=True)
-    if e.scope.lane in u.src[1:] and (mask := ragged_mask(e, position)) is not None:
+    if e.scope.vectorized in u.src[1:] and (mask := ragged_mask(e, position)) is not None:
         new = e.emit(Ops.WHERE, u.dtype, (mask, new, old), None, acc.lanes, here=True)
     e.emit(Low.SET, dtypes.void, (acc, new), here=True)
 

@@ -30,12 +30,12 @@ class StoreRun(NamedTuple):
 
 def runs_of_stores(e: Emission) -> tuple[list[StoreRun], list[dict[UOp, int]]]:
     """The runs of the kernel's only STORE, and the positions that are in none."""
-    positions = list(e.positions(frozenset(e.nest.loops)))
+    positions = list(e.positions(frozenset(e.tiling.loops)))
     u = e.sig.stores[0]
     if (
         len(e.sig.stores) > 1
         or u.arg is not None
-        or e.scope.lane is None
+        or e.scope.vectorized is None
         or len(u.src[0].src) == 3
         or u.src[1].dtype.is_bool
     ):

@@ -60,7 +60,7 @@ def remember(e: Emission, u: UOp, position: Position, inst: Inst) -> None:
 
 def key(e: Emission, u: UOp, position: Position) -> tuple[Atom, UOp | Inst | None]:
     """Key under which a value is remembered: vectors along one range are not those along another."""
-    return e.scope.analysis.at(u, position), e.scope.along if e.scope.lane in ranges_of(u) else None
+    return e.scope.analysis.at(u, position), e.scope.along if e.scope.vectorized in ranges_of(u) else None
 
 
 def combine(e: Emission, u: UOp, src: list[Inst]) -> Inst:
@@ -129,8 +129,8 @@ def scalar(e: Emission, u: UOp, position: Position | None = None) -> Inst:
     if u.op is Ops.RANGE:
         return e.add(e.scope.origin[u], e.const(at.get(u, 0)))
     if (
-        e.scope.lane is None
-        or e.scope.lane not in ranges_of(u)
+        e.scope.vectorized is None
+        or e.scope.vectorized not in ranges_of(u)
         or u.op not in (Ops.ADD, Ops.SUB, Ops.MUL, Ops.NEG, Ops.IDIV, Ops.MOD)
     ):
         inst = value(e, u, at)
@@ -147,7 +147,7 @@ def atom(e: Emission, atom: Atom) -> Inst:
         return e.emit(u.op, INDEX, tuple(scalar(e, s) for s in u.src), _sign(u))
     position = dict(atom.position)
     # (an atom is the same in all lanes, also where its parts, such as lane // 192, are vectors: one lane is enough)
-    inst = scalar(e, u, position) if e.scope.lane in ranges_of(u) else value(e, u, position)
+    inst = scalar(e, u, position) if e.scope.vectorized in ranges_of(u) else value(e, u, position)
     assert inst.lanes == 1, "an atom must not change with the lane"
     return inst if inst.dtype is INDEX else e.emit(Ops.CAST, INDEX, (inst,))
 
@@ -197,12 +197,12 @@ def compare(e: Emission, u: UOp, position: Position) -> Inst | None:
 
 
 def ragged_mask(e: Emission, position: Position) -> Inst | None:
-    """The lanes at `position` that are within the lane's range; None: all."""
-    if e.scope.lane is None or e.scope.lane not in e.scope.ragged:
+    """The lanes at `position` that are within the vectorized range; None: all."""
+    if e.scope.vectorized is None or e.scope.vectorized not in e.scope.ragged:
         return None
-    at, size = position.get(e.scope.lane, 0), e.scope.ragged[e.scope.lane]
+    at, size = position.get(e.scope.vectorized, 0), e.scope.ragged[e.scope.vectorized]
     if size is None:
-        active = e.scope.tile[e.scope.lane] + e.scope.reach - at
+        active = e.scope.tile[e.scope.vectorized] + e.scope.reach - at
         return None if active >= e.scope.lanes else e.emit(Low.FIRST, dtypes.bool, (), active, e.scope.lanes)
     left = lanes_left(e)
     left = left if at == 0 else e.add(left, e.const(-at))
@@ -211,9 +211,9 @@ def ragged_mask(e: Emission, position: Position) -> Inst | None:
 
 def lanes_left(e: Emission) -> Inst:
     """How many iterations of the lanes' range there are from the tile's first one on, of a size known when it runs."""
-    size = e.scope.ragged[e.scope.lane] if e.scope.lane is not None else None
-    assert e.scope.lane is not None and size is not None
-    return e.emit(Ops.SUB, INDEX, (size, e.scope.origin[e.scope.lane]))
+    size = e.scope.ragged[e.scope.vectorized] if e.scope.vectorized is not None else None
+    assert e.scope.vectorized is not None and size is not None
+    return e.emit(Ops.SUB, INDEX, (size, e.scope.origin[e.scope.vectorized]))
 
 
 def _sign(u: UOp) -> bool | None:

@@ -13,12 +13,6 @@ end, and is widened once (`fits_words`): the weights of a block of 32, of 4 bits
 
 Of bfloat16 these are matrix products alone: plain reads, added up in float32 over one range. (Denormals count as 0
 there.)
-
-A matrix unit that multiplies bfloat16 alone multiplies float32, too: a number is the sum of three of bfloat16, of 8
-bits each, exactly, and of the nine products of two numbers' parts the six that a float32 could hold are added up. The
-error is below that of float32's own sums. (What is below 2**-126 counts as 0, of the parts, too, so numbers below about
-2**-110 have fewer bits.) What has been converted from a half type has fewer parts. Which products take it follows from
-how the factors lie, and from their sizes only in that there are rows and columns enough to pack them for.
 """
 
 from __future__ import annotations
@@ -27,7 +21,7 @@ from math import prod
 
 from manygrad.runtime.codegen.analysis.affine import TileAnalysis
 from manygrad.runtime.codegen.analysis.describe import signature, size_factor
-from manygrad.runtime.codegen.cost import LEAST_DOT_TERMS, LEAST_PARTS_ROWS, MOST_PARTS_TERMS
+from manygrad.runtime.codegen.cost import LEAST_DOT_TERMS
 from manygrad.runtime.codegen.target import LANE_BYTES, Dot
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop.args import RangeArg
@@ -38,20 +32,6 @@ from manygrad.tensor.uop.rewrite import rebuild
 from manygrad.tensor.uop.uop import UOp
 
 BYTES = (dtypes.int8, dtypes.uint8)
-# of bfloat16, of which a number of float32 is the sum that has been one of that type
-PARTS = {dtypes.float32: 3, dtypes.float16: 2, dtypes.bfloat16: 1}
-
-
-def parts_of(factor: UOp) -> int:
-    """As the sum of how many numbers a factor of float32 is multiplied."""
-    return PARTS[factor.src[0].dtype if factor.op is Ops.CAST else factor.dtype]
-
-
-def products_of_parts(left: int, right: int) -> tuple[tuple[int, int], ...]:
-    """Which of so many parts of two factors are multiplied, the smallest products first, those of the largest parts
-    last: one after the other has a part in common with it. (Part 0 is the largest one.)"""
-    path = ((0, 2), (0, 1), (1, 1), (1, 0), (2, 0), (0, 0))
-    return tuple((i, j) for i, j in path if i < left and j < right)
 
 
 def is_dot(u: UOp) -> bool:
@@ -76,8 +56,6 @@ def fits_words(u: UOp, tensorized: UOp) -> bool:
 
 def use_dots(ast: UOp, dots: tuple[Dot, ...]) -> UOp:
     """The kernel with products as `dots` has them, where they are added up."""
-    if (dot := next((d for d in dots if d.in_parts), None)) is not None and is_product_in_parts(ast, dot):
-        return rebuild(ast, lambda u: _in_parts(u, dot))
     if not dots or not any(factors(u) for u in signature(ast).reduces):
         return ast
     last = signature(ast).loops[-1] if signature(ast).loops else None
@@ -124,38 +102,6 @@ def factors(u: UOp) -> tuple[UOp, UOp] | None:
     ranges = frozenset(u.src[1:])
     shared = ranges <= ranges_of(a) and ranges <= ranges_of(b)
     return (a, b) if shared and (size_factor(u.src[-1]) >= LEAST_DOT_TERMS or in_fours(u)) else None
-
-
-def is_product_in_parts(ast: UOp, dot: Dot) -> bool:
-    """Whether a kernel is a product of float32, which may have been of a half type, that is worth multiplying in parts:
-    plain reads of fixed sizes, each along the reduction or along a loop of its own, and whole instructions of
-    the reduction."""
-    sig = signature(ast)
-    if len(sig.reduces) != 1 or not all(least_terms(r) for r in sig.loops):
-        return False
-    (u,) = sig.reduces
-    product = u.arg is Ops.ADD and u.dtype is dtypes.float32 and len(u.src) == 2 and u.src[0].op is Ops.MUL
-    if not product or factors(u) is not None:
-        return False
-    loads, k = [s.src[0] if s.op is Ops.CAST else s for s in u.src[0].src], u.src[1]
-    if any(v.op is not Ops.LOAD or v.dtype not in PARTS or len(v.src[0].src) > 2 for v in loads):
-        return False
-    a, b = loads
-    if not 0 < least_terms(k) <= MOST_PARTS_TERMS or least_terms(k) % dot.most_terms:
-        return False
-    for mine, other in ((a, b), (b, a)):
-        own = [r for r in sig.loops if r in ranges_of(mine) and r not in ranges_of(other)]
-        if k not in ranges_of(mine) or prod(map(least_terms, own)) < LEAST_PARTS_ROWS:
-            return False
-        if len(own) != 1 or not any(along(mine, r) for r in (k, *own)):
-            return False
-    return True
-
-
-def _in_parts(u: UOp, dot: Dot) -> UOp | None:
-    if u.op is not Ops.REDUCE:
-        return None
-    return UOp(Ops.REDUCE, u.dtype, (UOp(Ops.CUSTOM, u.dtype, u.src[0].src, dot), *u.src[1:]), Ops.ADD)
 
 
 def least_terms(r: UOp) -> int:

@@ -1,6 +1,6 @@
 """The rewrites of a kernel AST before its loops are made, in order, each with what it may leave.
 
-collapse -> split_phases -> use_dots -> legalize
+collapse -> split_phases -> use_dots -> legalize (-> multiply_in_parts, where its Opts have float32_parts)
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from manygrad.runtime.codegen.kernel.collapse import collapse
 from manygrad.runtime.codegen.kernel.dots import use_dots
+from manygrad.runtime.codegen.kernel.float32_parts import multiply_in_parts
 from manygrad.runtime.codegen.kernel.legalize import Legalized, legalize
 from manygrad.runtime.codegen.kernel.split_phases import split_phases
 from manygrad.runtime.codegen.target import Machine
@@ -31,6 +32,14 @@ def _legalize(ast: UOp, to: Rewriting) -> UOp:
     return found.ast
 
 
+def _multiply_in_parts(ast: UOp, to: Rewriting) -> UOp:
+    found = multiply_in_parts(Legalized(ast, to.written), to.machine)
+    if found is None:
+        return ast
+    to.written.update(found.written)
+    return found.ast
+
+
 def _as(form: str, name: str, run: Callable[[UOp, Rewriting], UOp]) -> Pass[Rewriting]:
     def spec(ast: UOp, name: str) -> None:
         from manygrad.runtime.codegen.kernel.spec import kernel_spec  # (only SPEC=1 asks)
@@ -48,9 +57,17 @@ EXPRESS = (
     _as("dots", "use_dots", lambda ast, to: use_dots(ast, to.machine.dots)),
     _as("legal", "legalize", _legalize),
 )
+PARTS = (_as("legal", "multiply_in_parts", _multiply_in_parts),)
 
 
 def rewrite(ast: UOp, machine: Machine, simplify: bool = True) -> Legalized:
     """The kernel for which Opts are chosen, checked and lowered."""
     to = Rewriting(machine)
     return Legalized(run_passes("codegen", (*(SIMPLIFY if simplify else ()), *EXPRESS), ast, to), to.written)
+
+
+def in_parts(kernel: Legalized, machine: Machine) -> Legalized | None:
+    """The kernel for which Opts with `float32_parts` are chosen, checked and lowered; None: there is none."""
+    to = Rewriting(machine, dict(kernel.written))
+    ast = run_passes("codegen", PARTS, kernel.ast, to)
+    return None if ast is kernel.ast else Legalized(ast, to.written)

@@ -146,7 +146,7 @@ class _Blocks:
         )
         around = replace(around, waiting=tuple(u for u in around.waiting if u not in group))
         inside = t.kernel.nest.packed_in_blocks[1:]
-        at, nbytes = self._resting(group, inside, t.kernel.lanes_of(group, around.lanes)[0].count)
+        at, nbytes = self._resting(group, inside, t.kernel.tiling.lanes_of(group, around.lanes)[0].count)
         offset = t.local.sums(nbytes)
 
         def tiles(around: Around, what: Body, i: int = 0) -> Nodes:
@@ -175,7 +175,7 @@ class _Blocks:
     def _resting(self, group: tuple[UOp, ...], inside: tuple[UOp, ...], lanes: int) -> tuple[Index, int]:
         """Where the sums of the current tile rest, in elements; the bytes of those of all tiles."""
         nest = self.t.kernel.nest
-        vectors = {x: nest.tile.get(x, 1) // (nest.lanes if x is nest.lane else 1) for x in nest.loops}
+        vectors = {x: nest.tile.get(x, 1) // (nest.lanes if x is nest.vectorized else 1) for x in nest.loops}
         # of one tile of each loop
         count = sum(lanes * math.prod(n for x, n in vectors.items() if x in ranges_of(u)) for u in group)
         tiles = (

@@ -4,9 +4,9 @@ before:  parallel for (m by 4, n by 4): reduce over k: accumulate
 after:   grid for (m by 32, n by 32): group for m': group for n':
            reduce over k: for 16 of k: { share a[32 of m, 16 of k]; barrier; for k in 16: accumulate; barrier }
 
-A sum may also be dealt out to lanes, work items of one subgroup:
+A sum may also be dealt out to the work items of a subgroup:
 
-after:   grid for (m, n): reduce over k, across 32 lanes: for k in lane..512 by 32: accumulate
+after:   grid for (m, n): reduce over k, across 32 work items: for k in member..512 by 32: accumulate
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import replace
 from math import prod
 
 from manygrad.runtime.codegen.loops import index
-from manygrad.runtime.codegen.loops.index import BEGIN, FINISH, FIRST_LANE, ITEM, LANE, Index
+from manygrad.runtime.codegen.loops.index import BEGIN, FINISH, FIRST_ITEM, ITEM, MEMBER, Index
 from manygrad.runtime.codegen.loops.lanes import fixed_size
 from manygrad.runtime.codegen.loops.local import GroupStage, SharedLoop
 from manygrad.runtime.codegen.loops.tiles import Around, Body, Tiler
@@ -69,14 +69,14 @@ def grid(t: Tiler, counter: Index, number: dict[UOp, Index], around: Around, bod
 
 
 def dealt_out(t: Tiler, k: UOp, around: Around, body: Body) -> Nodes:
-    """The loop over `k`, of which each lane runs every so many tiles; the first one what is no loop."""
-    lanes, found = t.kernel.nest.reduce_bound[k], list[Node]()
+    """The loop over `k`, of which each work item runs every so many tiles; the first one what is no loop."""
+    items, found = t.kernel.nest.reduce_bound[k], list[Node]()
     for n in t.loop(k, around, body):
         if isinstance(n, For):
-            begin = index.add(n.begin, index.mul(LANE, n.step) if n.step > 1 else LANE)
-            found.append(replace(n, begin=begin, step=lanes * n.step, kind=Kind.LANES))
+            begin = index.add(n.begin, index.mul(MEMBER, n.step) if n.step > 1 else MEMBER)
+            found.append(replace(n, begin=begin, step=items * n.step, kind=Kind.SUBGROUP))
         else:
-            found.append(If(FIRST_LANE, (n,)))
+            found.append(If(FIRST_ITEM, (n,)))
     return tuple(found)
 
 
@@ -98,7 +98,7 @@ def _stage(t: Tiler, k: UOp, u: UOp, iterations: int, around: Around) -> GroupSt
         return known
     nest = t.kernel.nest
     number = 1 + max(r.arg.id for r in (*nest.loops, *(r for w in t.kernel.sig.reduces for r in w.src[1:])))
-    depends = sorted((r for r in nest.loops if r in ranges_of(u)), key=lambda r: r is nest.lane)
+    depends = sorted((r for r in nest.loops if r in ranges_of(u)), key=lambda r: r is nest.vectorized)
     own = {r: r.replace(arg=RangeArg(number + i, r.arg.kind)) for i, r in enumerate((k, *depends))}
     loops, pitch = list[SharedLoop](), 1
     for r in reversed(depends):

@@ -25,7 +25,7 @@ class Of(Enum):
     FINISH = "the one after the last"
     HELD = "up to which index this thread has run the kernel before: it holds what was packed for that"
     ITEM = "the number of this work item in its group"
-    LANE = "its place along the first dimension: among the lanes of the group's sums"
+    MEMBER = "its place along the first dimension: among the work items that make the group's sums"
     LINE = "the first element of a row at the beginning of a cache line"
     HERE = "its source, which stays in this block with all that depends on it"
 
@@ -54,7 +54,7 @@ class RowOf(NamedTuple):
 
 
 CONDITIONS = frozenset((Ops.CMPLT, Ops.CMPEQ, Ops.CMPNE))
-BEGIN, FINISH, HELD, ITEM, LANE = map(Index, (Of.BEGIN, Of.FINISH, Of.HELD, Of.ITEM, Of.LANE))
+BEGIN, FINISH, HELD, ITEM, MEMBER = map(Index, (Of.BEGIN, Of.FINISH, Of.HELD, Of.ITEM, Of.MEMBER))
 
 
 class Numbering:
@@ -127,7 +127,7 @@ def both(a: Index, b: Index) -> Index:
     return Index(Ops.AND, (a, b))
 
 
-FIRST_LANE = equal(LANE, const(0))
+FIRST_ITEM = equal(MEMBER, const(0))
 
 
 def choose(condition: Index, a: Index, b: Index) -> Index:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from manygrad.runtime.codegen.analysis.affine import index_sum
 from manygrad.runtime.codegen.analysis.describe import size_max
+from manygrad.runtime.codegen.loops.context import KernelContext
 from manygrad.runtime.codegen.loops.index import Index
-from manygrad.runtime.codegen.loops.lanes import KernelContext
 from manygrad.runtime.codegen.opts.cache_read import (
     packed_as,
     stage_rows,
@@ -19,7 +19,7 @@ from manygrad.runtime.codegen.opts.cache_read import (
     tiled_loops,
 )
 from manygrad.runtime.codegen.opts.keep import kept_bytes, kept_rows, kept_values, pitch
-from manygrad.runtime.codegen.opts.matrix import matrices, turned_rows
+from manygrad.runtime.codegen.opts.matrix import matrices, matrix_rows, turned_rows
 from manygrad.tensor.dtype import DType
 from manygrad.tensor.uop.uop import UOp
 
@@ -46,7 +46,9 @@ class Stage:
     pitches: Mapping[UOp, int]  # elements from one position in a loop's tile to the next
     offset_bytes: int
     turned: bool
-    grouped: UOp | None  # the one of `ranges` whose iterations are packed in groups, each as one element of their size
+    # the one of `ranges` whose iterations are packed in groups, each as one element of their size, and how many a group
+    grouped: UOp | None
+    group: int
     dtype: DType  # of what is packed: of the value, or of its parts
     parts: int  # that an element has
     part: int  # elements from one part to the next
@@ -60,6 +62,18 @@ class Kept:
     owners: tuple[UOp, ...]  # the REDUCEs over `r` of them: the values are there once one has run
     rows: tuple[tuple[UOp, int], ...]
     pitch: int
+    offset_bytes: int
+
+
+@dataclass(frozen=True)
+class MatrixSums:
+    """Sums of a whole tile that a matrix unit adds up, and where they lie when they are whole: square after square,
+    those side by side first."""
+
+    rows: UOp | None  # the loop whose tile is their rows; None: there is one row
+    height: int  # rows
+    wide: int  # squares side by side
+    terms: int  # iterations of the reduction's tile
     offset_bytes: int
 
 
@@ -96,7 +110,7 @@ class Local:
         self.kept: dict[UOp, Kept] = {}  # expression along its reduce range
         self.again: dict[UOp, tuple[Kept, UOp]] = {}  # the same along another range, and that range
         self._sums: int | None = None
-        self.matrices: dict[UOp, int] = {}  # REDUCE -> where its sums lie that come out of a matrix unit, in bytes
+        self.matrices: dict[UOp, MatrixSums] = {}  # by REDUCE
         self.shared_bytes = 0
         self.shared: dict[UOp, GroupStage] = {}  # by what is read
         if kernel.nest.staged:
@@ -106,9 +120,11 @@ class Local:
         for r, again in kernel.nest.kept:
             self._keep(kernel, r, again)
         for u in kernel.sig.reduces:
-            if kernel.nest.matrix in u.src[1:]:
-                rows, vectors = matrices(kernel.nest, u)
-                self.matrices[u] = self.reserve(rows * vectors * u.src[0].arg.rows * u.src[0].arg.vector_bytes)
+            if (k := kernel.nest.matrix) is not None and k in u.src[1:]:
+                (high, wide), rows = matrices(kernel.nest, u), matrix_rows(kernel.nest, u)
+                at = self.reserve(high * wide * u.src[0].arg.rows * u.src[0].arg.vector_bytes)
+                height = kernel.nest.tile_of(rows) if rows is not None else 1
+                self.matrices[u] = MatrixSums(rows, height, wide, kernel.nest.tile_of(k), at)
 
     def reserve(self, nbytes: int) -> int:
         """Its offset in bytes."""
@@ -154,7 +170,7 @@ class Local:
                 pitches, part = {loop: nest.tile_of(k), k: 1}, nest.tile_of(k) * nest.tile_of(loop)
             at = self.reserve(nbytes)
             self.stages[u] = Stage(
-                u, loop, ranges, row, rows * parts, blocked, pitches, at, turned, grouped, dtype, parts, part
+                u, loop, ranges, row, rows * parts, blocked, pitches, at, turned, grouped, each, dtype, parts, part
             )
 
     def _keep(self, kernel: KernelContext, r: UOp, again: UOp) -> None:

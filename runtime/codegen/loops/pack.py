@@ -16,8 +16,10 @@ from dataclasses import replace
 
 from manygrad.runtime.codegen.cost import PACK_BYTES
 from manygrad.runtime.codegen.loops import index
-from manygrad.runtime.codegen.loops.lanes import KernelContext, Lanes, fixed_size, step_along
+from manygrad.runtime.codegen.loops.context import KernelContext
+from manygrad.runtime.codegen.loops.lanes import Lanes, fixed_size, step_along
 from manygrad.runtime.codegen.loops.local import Stage
+from manygrad.runtime.codegen.loops.reduce import masks
 from manygrad.runtime.codegen.loops.tiles import Around, Body, Tiler
 from manygrad.runtime.codegen.loops.tree import For, If, Nodes, Pack, PackLoop, PackStage, TileLoop
 from manygrad.runtime.codegen.target import LANE_BYTES
@@ -47,7 +49,7 @@ def _packing(t: Tiler, stage: Stage, around: Around, tiles: Tiles | None) -> Pac
         if i < len(stage.ranges):
             return t.loop(stage.ranges[i], around, lambda inside: ranges(inside, i + 1, within))
         if within is not None:
-            return within(around, lambda _: (Pack(stage),))
+            return within(around, lambda inside: (_one(t, stage, inside),))
         return _vectors(t, stage, around)
 
     if tiles is None:
@@ -57,6 +59,12 @@ def _packing(t: Tiler, stage: Stage, around: Around, tiles: Tiles | None) -> Pac
     else:  # what lies side by side is read together
         body = ranges(inner, 0, tiles)
     return PackLoop(stage, lanes, body)
+
+
+def _one(t: Tiler, stage: Stage, around: Around) -> Pack:
+    vectorized, along = around.lanes.range, stage.turned and lies_along(t.kernel, stage)
+    skipped = () if stage.turned else masks(t.kernel, [stage.value], frozenset(stage.ranges))
+    return Pack(stage, skipped, vectorized is stage.loop and vectorized is not t.kernel.nest.vectorized, along)
 
 
 def packing_lanes(kernel: KernelContext, stage: Stage, around: Lanes) -> Lanes:
@@ -74,16 +82,16 @@ def packing_lanes(kernel: KernelContext, stage: Stage, around: Lanes) -> Lanes:
     r = lanes.range
     assert r is not None
     load = [v.src[0] for v in u.toposort() if v.op is Ops.LOAD][-1]
-    a = kernel.analysis(lanes).affine(load.src[1], {})
+    a = kernel.tiling.analysis(lanes).affine(load.src[1], {})
     square = None
     if a is not None and a.stride != 1:
-        square = next((k for k in stage.ranges if step_along(kernel.analysis(lanes), load.src[1], k) == 1), None)
+        square = next((k for k in stage.ranges if step_along(kernel.tiling.analysis(lanes), load.src[1], k) == 1), None)
         lanes = replace(lanes, square=square)
-    if lanes.range is not nest.lane and square is None and (a is None or a.stride != 1):
+    if lanes.range is not nest.vectorized and square is None and (a is None or a.stride != 1):
         return Lanes(around.range, around.count)
-    if square is not None and len(load.src) == 2 and kernel.tile_of(r, lanes) % lanes.count == 0:
+    if square is not None and len(load.src) == 2 and kernel.tiling.tile_of(r, lanes) % lanes.count == 0:
         alone = replace(lanes, singly=r)
-        single = kernel.analysis(alone).affine(load.src[1], {})
+        single = kernel.tiling.analysis(alone).affine(load.src[1], {})
         if a is not None and single is not None and single.offsets(lanes.count) == a.offsets(lanes.count):
             return alone
     return lanes
@@ -92,7 +100,7 @@ def packing_lanes(kernel: KernelContext, stage: Stage, around: Lanes) -> Lanes:
 def lies_along(kernel: KernelContext, stage: Stage) -> bool:
     """Whether what is packed lies along its one range."""
     load = [v.src[0] for v in stage.value.toposort() if v.op is Ops.LOAD][-1]
-    return step_along(kernel.analysis(Lanes()), load.src[1], stage.ranges[0]) == 1
+    return step_along(kernel.tiling.analysis(Lanes()), load.src[1], stage.ranges[0]) == 1
 
 
 def _vectors(t: Tiler, stage: Stage, around: Around) -> Nodes:
@@ -102,9 +110,9 @@ def _vectors(t: Tiler, stage: Stage, around: Around) -> Nodes:
         r = stage.loop
         n = next(n for n in (ROWS_WRITTEN_OUT, ROWS_WRITTEN_OUT // 2, 2, 1) if around.tiles[r] % n == 0)
     elif around.lanes.singly is None:
-        return (Pack(stage),)
+        return (_one(t, stage, around),)
     if r is None or around.tiles[r] == n or around.tiles[r] % n:
-        return (Pack(stage),)
+        return (_one(t, stage, around),)
     counter = t.counters.new()
-    one = TileLoop(r, index.add(index.origin(r), counter), n, (Pack(stage),), vector=counter)
+    one = TileLoop(r, index.add(index.origin(r), counter), n, (_one(t, stage, around),), vector=counter)
     return (For(counter, index.const(0), index.const(around.tiles[r]), n, (one,)),)

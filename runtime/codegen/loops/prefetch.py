@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 
 from manygrad.runtime.codegen.analysis.describe import Signature
-from manygrad.runtime.codegen.loops.lanes import KernelContext
+from manygrad.runtime.codegen.loops.context import KernelContext
 from manygrad.runtime.codegen.loops.tree import Accumulate, Nodes, OnlineReduce, Pack, PrefetchLoads, ReduceLoop, Store
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.uop import UOp

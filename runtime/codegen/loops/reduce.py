@@ -21,9 +21,10 @@ from manygrad.runtime.codegen.cost import EDGE_VERSIONS
 from manygrad.runtime.codegen.kernel.dots import fits_words
 from manygrad.runtime.codegen.kernel.online import Pair
 from manygrad.runtime.codegen.loops import index
+from manygrad.runtime.codegen.loops.context import KernelContext
 from manygrad.runtime.codegen.loops.groups import dealt_out, shared_along
 from manygrad.runtime.codegen.loops.index import Index
-from manygrad.runtime.codegen.loops.lanes import KernelContext, fixed_size
+from manygrad.runtime.codegen.loops.lanes import fixed_size
 from manygrad.runtime.codegen.loops.tiles import Around, Tiler
 from manygrad.runtime.codegen.loops.tree import (
     Accumulate,
@@ -54,9 +55,11 @@ def reduces(t: Tiler, around: Around, pairs: Mapping[UOp, Pair]) -> tuple[Nodes,
             return tuple(found), around
         # one of several that share their ranges waits for the others
         first = next((u for u in ready if all(v in ready for v in around.waiting if v.src[1:] == u.src[1:])), ready[0])
-        lane = around.lanes.range
+        vectorized = around.lanes.range
         group = tuple(
-            u for u in ready if u.src[1:] == first.src[1:] and (lane in ranges_of(u)) == (lane in ranges_of(first))
+            u
+            for u in ready
+            if u.src[1:] == first.src[1:] and (vectorized in ranges_of(u)) == (vectorized in ranges_of(first))
         )
         around = replace(around, waiting=tuple(u for u in around.waiting if u not in group))
         pair = pairs.get(group[0])
@@ -85,14 +88,16 @@ def _inner_done(u: UOp, around: Around) -> bool:
 
 
 def reduction(t: Tiler, group: tuple[UOp, ...], around: Around, rest: Rest | None = None) -> ReduceLoop:
-    lanes, split = t.kernel.lanes_of(group, around.lanes)
+    lanes, split = t.kernel.tiling.lanes_of(group, around.lanes)
     ranges = group[0].src[1:]
     skipped = masks(t.kernel, [u.src[0] for u in group], frozenset(ranges))
     inner = replace(around, lanes=lanes, inside=frozenset(ranges), added=tuple(u.src[0] for u in group))
     body = _by_place(t.kernel, skipped, inner, _loops(t, ranges, inner, Accumulate()))
     across = max(t.kernel.nest.reduce_bound.get(r, 1) for r in ranges)
     words = rest is None and split is None and across == 1 and all(_in_words(t.kernel, u) for u in group)
-    return ReduceLoop(group, lanes, split, skipped, body, rest, across, words, t.kernel.nest.matrix in ranges)
+    tiling = t.kernel.tiling
+    partials = 1 if split is None else tiling.sizes[split] // tiling.step_of(split, lanes)
+    return ReduceLoop(group, lanes, split, skipped, body, rest, partials, across, words, t.kernel.nest.matrix in ranges)
 
 
 def _in_words(kernel: KernelContext, u: UOp) -> bool:
@@ -102,7 +107,7 @@ def _in_words(kernel: KernelContext, u: UOp) -> bool:
 
 
 def _online(t: Tiler, pair: Pair, around: Around) -> OnlineReduce:
-    lanes, _ = t.kernel.lanes_of((pair.total,), around.lanes)
+    lanes, _ = t.kernel.tiling.lanes_of((pair.total,), around.lanes)
     ranges = pair.total.src[1:]
     added = (pair.maximum.src[0], pair.total.src[0])
     inner = replace(around, lanes=lanes, inside=frozenset(ranges), added=added)
@@ -159,14 +164,14 @@ def _by_place(kernel: KernelContext, skipped: tuple[UOp, ...], around: Around, b
 def _asked(kernel: KernelContext, skipped: tuple[UOp, ...], r: UOp, around: Around) -> list[TileCondition]:
     """Conditions that are asked at run time of the tile of `r` alone."""
     found = []
-    analysis, tile = kernel.analysis(around.lanes), kernel.nest.tile
+    analysis, tile = kernel.tiling.analysis(around.lanes), kernel.nest.tile
     for c in compared(skipped):
         sizes = {x: fixed_size(x) for x in ranges_of(c) if x.arg.kind == "reduce"}
         out = {x: n for x, n in sizes.items() if n is not None and n == tile.get(x)}
         if r not in ranges_of(c) or any(x.arg.kind == "reduce" and x not in out for x in ranges_of(c)):
             continue
         for at in itertools.product(*(range(n) for n in out.values())):
-            for p in kernel.positions(ranges_of(c) - out.keys(), around.tiles, around.lanes):
+            for p in kernel.tiling.positions(ranges_of(c) - out.keys(), around.tiles, around.lanes):
                 position = {**p, **dict(zip(out, at))}
                 form = analysis.compare(c, position)
                 if isinstance(form, Affine) and [x.expr for x, _ in form.terms] == [r]:

@@ -12,8 +12,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from manygrad.runtime.codegen.loops import index
+from manygrad.runtime.codegen.loops.context import KernelContext
 from manygrad.runtime.codegen.loops.index import Index, Of, RowOf
-from manygrad.runtime.codegen.loops.lanes import KernelContext, Lanes
+from manygrad.runtime.codegen.loops.lanes import Lanes
 from manygrad.runtime.codegen.loops.tiles import Around, Body, Tiler
 from manygrad.runtime.codegen.loops.tree import Node, Nodes, Ragged, StorePart, Vectors
 from manygrad.runtime.codegen.opts.alignment import begins_anywhere, whole_vectors
@@ -25,7 +26,7 @@ def has_rows(kernel: KernelContext) -> bool:
     nest, stores = kernel.nest, kernel.sig.stores
     return (
         all(s.src[0].src[0].arg in nest.streamed for s in stores)
-        and not any(nest.lane is not None and whole_vectors(s, nest.lane, nest.lanes) for s in stores)
+        and not any(nest.vectorized is not None and whole_vectors(s, nest.vectorized, nest.lanes) for s in stores)
         and begins_anywhere(kernel.sig, nest)
     )
 
@@ -33,12 +34,12 @@ def has_rows(kernel: KernelContext) -> bool:
 def each_row(t: Tiler, around: Around, body: Body) -> Nodes:
     """`body` for all of the rows in the tile, one after the other, in vectors that begin where lines do."""
     nest = t.kernel.nest
-    r = nest.lane
+    r = nest.vectorized
     assert r is not None
     line = index.const(max(nest.lanes, *(LINE_BYTES // s.src[1].dtype.itemsize for s in t.kernel.sig.stores)))
     lanes, size = Lanes(r, nest.lanes, singly=r, begins=1), index.const(r.src[0].arg)
     found: list[Node] = []
-    for row in t.kernel.positions(frozenset(nest.loops) - {r}, around.tiles, around.lanes):
+    for row in t.kernel.tiling.positions(frozenset(nest.loops) - {r}, around.tiles, around.lanes):
         of_row = replace(around, lanes=lanes, row=tuple(row.items()))
         first = Index(Of.LINE, (line,), RowOf(r, of_row.row))
         last = index.sub(size, index.mod(index.sub(size, first), line))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from manygrad.runtime.codegen.loops.build import Tree
 from manygrad.runtime.codegen.loops.index import Index, Of
 from manygrad.runtime.codegen.loops.lanes import Lanes, fixed_size
 from manygrad.runtime.codegen.loops.tree import (
@@ -22,6 +21,7 @@ from manygrad.runtime.codegen.loops.tree import (
     Pack,
     PackLoop,
     PackStage,
+    PrefetchAhead,
     PrefetchLoads,
     Ragged,
     ReduceLoop,
@@ -30,6 +30,7 @@ from manygrad.runtime.codegen.loops.tree import (
     Store,
     StorePart,
     TileLoop,
+    Tree,
     Vectors,
 )
 from manygrad.tensor.uop.ops import Ops
@@ -37,7 +38,7 @@ from manygrad.tensor.uop.uop import UOp
 
 
 def show(tree: Tree) -> str:
-    return "\n".join(_lines(tree, tree.nodes, tree.kernel.lanes))
+    return "\n".join(_lines(tree, tree.nodes, tree.tiling.lanes))
 
 
 def _lines(tree: Tree, nodes: Nodes, lanes: Lanes) -> Iterator[str]:
@@ -61,7 +62,7 @@ def _line(tree: Tree, node: Node, lanes: Lanes) -> str:
             by = "" if node.step == 1 else f" by {node.step}"
             return f"for {text(node.counter)} in {text(node.begin)}..{text(node.end)}{by}{kind}:"
         case TileLoop():
-            count = tree.kernel.step_of(node.range, lanes)
+            count = tree.tiling.step_of(node.range, lanes)
             vectors = f" in vectors of {count}" if count > 1 else ""
             below = f", below {text(node.size)}" if node.size is not None else ""
             partial = ", the last one partial" if node.ragged is Ragged.FIXED else below
@@ -85,13 +86,15 @@ def _line(tree: Tree, node: Node, lanes: Lanes) -> str:
             return "barrier"
         case PrefetchLoads():
             return f"prefetch argument {node.argument}, {node.distance} of {name(node.ahead)} ahead:"
+        case PrefetchAhead():
+            return f"prefetch argument {node.argument}, {node.nbytes} bytes ahead:"
         case ReduceLoop():
             sums = ", ".join(f"{u.arg.name}({_read(u.src[0])})" for u in node.group)
             over = ", ".join(map(name, node.group[0].src[1:]))
             lanes_of = f" in lanes of {name(node.split)}" if node.split is not None else ""
             rest = "" if node.rest is None else f", from local[{node.rest.offset_bytes}..] on"
             rows = [k.offset_bytes for k in tree.local.kept.values() if {*k.owners} & {*node.group}]
-            across = f", across {node.across} lanes" if node.across > 1 else ""
+            across = f", across {node.across} work items" if node.across > 1 else ""
             keep = "".join(f", keeping what it reads in local[{at}..]" for at in rows)
             how = " in 16 bits" if node.words else " in matrices" if node.matrix else ""
             return f"reduce {sums} over {over}{how}{lanes_of}{across}{rest}{keep}:"
@@ -106,7 +109,7 @@ def _line(tree: Tree, node: Node, lanes: Lanes) -> str:
             return f"vectors of {name(node.lanes.range)} from anywhere:"
         case Store():
             which = {StorePart.ALL: "", StorePart.BEFORE: " up to the first line", StorePart.LINES: " in whole lines"}
-            to = ", ".join(str(s.src[0].src[0].arg) for s in tree.kernel.sig.stores)
+            to = ", ".join(str(s.src[0].src[0].arg) for s in tree.sig.stores)
             lines = ", in vectors from where it is aligned" if node.at_lines and node.stored is StorePart.ALL else ""
             past = f", argument {' '.join(map(str, node.past_caches))} past the caches" if node.past_caches else ""
             return f"store argument {to}{which[node.stored]}{lines}{past}"

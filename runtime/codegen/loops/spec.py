@@ -9,9 +9,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from math import gcd
 
-from manygrad.runtime.codegen.loops.build import Tree
-from manygrad.runtime.codegen.loops.index import FIRST_LANE, Index, Of
-from manygrad.runtime.codegen.loops.lanes import KernelContext, Lanes, fixed_size
+from manygrad.runtime.codegen.loops.index import FIRST_ITEM, Index, Of
+from manygrad.runtime.codegen.loops.lanes import Lanes, fixed_size
 from manygrad.runtime.codegen.loops.prefetch import loads
 from manygrad.runtime.codegen.loops.show import name, text
 from manygrad.runtime.codegen.loops.tree import (
@@ -29,6 +28,7 @@ from manygrad.runtime.codegen.loops.tree import (
     Pack,
     PackLoop,
     PackStage,
+    PrefetchAhead,
     PrefetchLoads,
     Ragged,
     ReduceLoop,
@@ -36,7 +36,9 @@ from manygrad.runtime.codegen.loops.tree import (
     Share,
     Store,
     TileLoop,
+    Tree,
     Vectors,
+    every,
 )
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.ranges import ranges_of
@@ -51,7 +53,7 @@ class Open:
     Large: what holds at a place of the tree.
     """
 
-    kernel: KernelContext
+    tree: Tree
     counters: frozenset[Index] = frozenset()
     tiles: frozenset[UOp] = frozenset()
     blocks: frozenset[UOp] = frozenset()
@@ -62,23 +64,32 @@ class Open:
     kinds: frozenset[Kind] = frozenset()  # of the loops around
     is_uniform: bool = True  # whether all work items of the group get here
     sharing: Share | None = None
-    across: int = 1  # lanes that the innermost Reduce has
-    is_first_lane: bool = False
+    across: int = 1  # work items that the innermost Reduce has
+    is_summed_across: bool = False  # whether any has some
+    is_first_item: bool = False
     lanes: Lanes = field(default_factory=Lanes)
     block: Nodes = ()  # what the innermost block holds
     steps: Mapping[Index, int] = field(default_factory=dict)  # loop's counter -> what it is a multiple of (0: it is 0)
     begins: Mapping[UOp, int] = field(default_factory=dict)  # range -> what its open tile's first iteration is so
 
 
-Rule = tuple[str, type[Node], Callable[..., bool]]
-RULES: list[Rule] = [
+TreeRule = tuple[str, type[Node], Callable[..., bool]]
+RULES: list[TreeRule] = [
     ("each loop has a counter of its own", For, lambda n, o: n.counter not in o.counters),
     ("a loop goes in steps of at least 1", For, lambda n, o: n.step >= 1),
     ("only the outermost loop is parallel", For, lambda n, o: n.kind is not Kind.PARALLEL or not o.counters),
     ("only the outermost loop is a grid", For, lambda n, o: n.kind is not Kind.GRID or not o.counters),
     ("a group is inside of a grid", For, lambda n, o: n.kind is not Kind.GROUP or Kind.GRID in o.kinds),
-    ("each dimension of a group is known", For, lambda n, o: n.kind is not Kind.GROUP or n.end.number is not None),
-    ("what is dealt out to lanes is a sum across them", For, lambda n, o: n.kind is not Kind.LANES or o.across > 1),
+    (
+        "a group is as large as its loops",
+        For,
+        lambda n, o: n.kind is not Kind.GROUP or o.tree.group[n.dim : n.dim + 1] == (n.end.number,),
+    ),
+    (
+        "only a sum across work items is dealt out to them",
+        For,
+        lambda n, o: n.kind is not Kind.SUBGROUP or o.across > 1,
+    ),
     ("a group gets to a barrier", Barrier, lambda n, o: Kind.GROUP in o.kinds and o.is_uniform and not o.sharing),
     ("a group shares memory", Share, lambda n, o: Kind.GROUP in o.kinds and o.is_uniform and not o.sharing),
     (
@@ -92,14 +103,14 @@ RULES: list[Rule] = [
     (
         "a tile of loops is not inside a sum",
         TileLoop,
-        lambda n, o: n.range not in o.kernel.nest.loops or not o.reducing,
+        lambda n, o: n.range not in o.tree.tiling.loops or not o.reducing,
     ),
     (
         "only a size makes a tile ragged by size",
         TileLoop,
         lambda n, o: (n.size is not None) == (n.ragged is Ragged.SIZE),
     ),
-    ("what goes on beyond a tile is aligned", TileLoop, lambda n, o: not n.reach or n.range is o.kernel.nest.aligned),
+    ("what goes on beyond a tile is aligned", TileLoop, lambda n, o: not n.reach or _stored_at_lines(n, o)),
     ("a condition is one", If, lambda n, o: n.condition.is_condition),
     ("a block is not inside its range's tile", BlockLoop, lambda n, o: n.range not in o.tiles),
     ("operands are packed outside of packing", PackStage, lambda n, o: o.packing is None and bool(n.parts)),
@@ -115,13 +126,24 @@ RULES: list[Rule] = [
     (
         "a loop around moves what is prefetched",
         PrefetchLoads,
-        lambda n, o: n.ahead in o.tiles & {*o.kernel.nest.loops} and all(n.ahead in ranges_of(u) for u in n.loads),
+        lambda n, o: n.ahead in o.tiles & {*o.tree.tiling.loops} and all(n.ahead in ranges_of(u) for u in n.loads),
     ),
     ("what is prefetched is further along", PrefetchLoads, lambda n, o: n.distance > 0),
+    (
+        "what is read ahead is loaded below",
+        PrefetchAhead,
+        lambda n, o: n.nbytes > 0 and n.argument in {u.src[0].src[0].arg for u in _loaded(n, o)},
+    ),
+    ("partial sums are those of the lanes' own range", ReduceLoop, lambda n, o: n.partials == _partials(n, o)),
+    (
+        "a sum is across a whole group",
+        ReduceLoop,
+        lambda n, o: n.across == 1 or o.tree.group[:1] == (n.across,),
+    ),
     ("sums are over the same ranges", ReduceLoop, lambda n, o: len({u.src[1:] for u in n.group}) == 1),
     ("all is open that sums depend on", ReduceLoop, lambda n, o: all(ranges_of(u) <= o.tiles for u in n.group)),
     ("a sum is computed once in a tile", ReduceLoop, lambda n, o: not o.computed & {*n.group}),
-    ("all lanes get to a sum across them", ReduceLoop, lambda n, o: n.across == 1 or o.is_uniform),
+    ("all work items get to a sum across them", ReduceLoop, lambda n, o: n.across == 1 or o.is_uniform),
     (
         "what is held in 16 bits is a whole sum",
         ReduceLoop,
@@ -136,35 +158,48 @@ RULES: list[Rule] = [
     ("the lanes of a sum are along one of its ranges", ReduceLoop, lambda n, o: n.split in (None, *n.group[0].src[1:])),
     ("all is open that is added", Accumulate, lambda n, o: bool(o.reducing) and {*o.reducing} <= o.tiles),
     ("the pair is not computed yet", OnlineReduce, lambda n, o: not o.computed & {n.pair.maximum, n.pair.total}),
-    ("all loops are open around a store", Store, lambda n, o: {*o.kernel.nest.loops} <= o.tiles),
-    ("all sums are known that are stored", Store, lambda n, o: {*o.kernel.sig.reduces} - _inner(o) <= o.computed),
+    ("all loops are open around a store", Store, lambda n, o: {*o.tree.tiling.loops} <= o.tiles),
+    ("all sums are known that are stored", Store, lambda n, o: {*o.tree.sig.reduces} - _inner(o) <= o.computed),
     (
         "what goes past the caches is stored",
         Store,
-        lambda n, o: {*n.past_caches} <= {u.src[0].src[0].arg for u in o.kernel.sig.stores},
+        lambda n, o: {*n.past_caches} <= {u.src[0].src[0].arg for u in o.tree.sig.stores},
     ),
-    ("one of the lanes stores", Store, lambda n, o: o.is_first_lane or not o.kernel.nest.reduce_bound),
+    ("one of the work items stores", Store, lambda n, o: o.is_first_item or not o.is_summed_across),
     ("conditions are known in a block of their own", Holds, lambda n, o: o.block == (n,)),
     ("nothing is stored inside of a sum", Store, lambda n, o: not o.reducing and o.packing is None),
 ]
 
 
 def verify(tree: Tree) -> None:
-    _verify(tree.nodes, Open(tree.kernel, lanes=tree.kernel.lanes))
+    _verify(tree.nodes, Open(tree, lanes=tree.tiling.lanes, is_summed_across=_sums_across(tree)))
+
+
+def _sums_across(tree: Tree) -> bool:
+    return any(isinstance(n, ReduceLoop) and n.across > 1 for n in every(tree.nodes))
+
+
+def _partials(n: ReduceLoop, o: Open) -> int:
+    tiling = o.tree.tiling
+    return 1 if n.split is None else tiling.size_of(n.split) // tiling.step_of(n.split, n.lanes)
+
+
+def _stored_at_lines(n: TileLoop, o: Open) -> bool:
+    return n.range is o.tree.tiling.lanes.range and all(s.at_lines for s in every(n.body) if isinstance(s, Store))
 
 
 def _placed(n: PackLoop, o: Open) -> bool:
-    return n.stage.loop in o.tiles or (n.stage.loop in o.kernel.nest.block and n.stage.loop in o.blocks)
+    return n.stage.loop in o.tiles | o.blocks
 
 
-def _loaded(n: PrefetchLoads, o: Open) -> list[UOp]:
-    return loads(n.body, o.kernel.sig, o.added)
+def _loaded(n: PrefetchLoads | PrefetchAhead, o: Open) -> list[UOp]:
+    return loads(n.body, o.tree.sig, o.added)
 
 
 def _inner(o: Open) -> set[UOp]:
     """REDUCEs that are computed inside of others, as they depend on their ranges."""
-    loops = {*o.kernel.nest.loops}
-    return {u for u in o.kernel.sig.reduces if not ranges_of(u) <= loops}
+    loops = {*o.tree.tiling.loops}
+    return {u for u in o.tree.sig.reduces if not ranges_of(u) <= loops}
 
 
 def _verify(nodes: Nodes, o: Open) -> frozenset[UOp]:
@@ -183,7 +218,7 @@ def _inside(node: Node, o: Open) -> Open:
     """Verifies what is in a node; gives what is open after it."""
     match node:
         case For():
-            uniform = o.is_uniform and node.begin.op is not Of.ITEM and node.kind is not Kind.LANES
+            uniform = o.is_uniform and node.begin.op is not Of.ITEM and node.kind is not Kind.SUBGROUP
             steps = {**o.steps, node.counter: gcd(_multiple(node.begin, o), node.step)}
             inside = replace(
                 o,
@@ -203,7 +238,7 @@ def _inside(node: Node, o: Open) -> Open:
             _verify(node.body, replace(o, blocks=o.blocks | {node.range}))
         case If():
             inside = replace(o, is_uniform=False)
-            first = replace(inside, is_first_lane=o.is_first_lane or node.condition == FIRST_LANE, block=node.body)
+            first = replace(inside, is_first_item=o.is_first_item or node.condition == FIRST_ITEM, block=node.body)
             known = [_verify(node.body, first), _verify(node.otherwise, replace(inside, block=node.otherwise))]
             return replace(o, computed=known[0] & known[1])
         case PackStage():
@@ -228,7 +263,7 @@ def _inside(node: Node, o: Open) -> Open:
             return replace(o, computed=_verify(node.body, _with_lanes(node, o, node.lanes)))
         case Scope():
             return replace(o, computed=_verify(node.body, replace(o, block=node.body)))
-        case Holds() | PrefetchLoads():
+        case Holds() | PrefetchLoads() | PrefetchAhead():
             return replace(o, computed=_verify(node.body, o))
     return o
 
@@ -241,7 +276,7 @@ def _with_lanes(node: Node, o: Open, lanes: Lanes) -> Open:
 
 def _verify_begins(node: Node, o: Open, ranges: tuple[UOp, ...]) -> None:
     """Tiles begin where the analysis of index expressions takes them to begin."""
-    analysis = o.kernel.analysis(o.lanes)
+    analysis = o.tree.tiling.analysis(o.lanes)
     for r in ranges:
         begin, size = o.begins[r], fixed_size(r)
         if begin == 0 or (size is not None and begin >= size):  # (within the range it is 0)

@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
+from manygrad.runtime.codegen.analysis.describe import in_whole_tiles
 from manygrad.runtime.codegen.loops import index
+from manygrad.runtime.codegen.loops.context import KernelContext
 from manygrad.runtime.codegen.loops.index import Index, Numbering
-from manygrad.runtime.codegen.loops.lanes import KernelContext, Lanes, fixed_size
+from manygrad.runtime.codegen.loops.lanes import Lanes, fixed_size
 from manygrad.runtime.codegen.loops.local import Local
 from manygrad.runtime.codegen.loops.prefetch import prefetched
 from manygrad.runtime.codegen.loops.tree import For, If, Node, Nodes, Ragged, Scope, StorePart, TileLoop
-from manygrad.runtime.codegen.opts.nest import in_whole_tiles
 from manygrad.tensor.uop.uop import UOp
 
 NONE: Mapping[UOp, Index] = {}
@@ -69,14 +70,14 @@ class Tiler:
 
     def once(self, r: UOp, origin: Index, tile: int, around: Around, body: Body) -> Node:
         """A single tile; its last vector may be partial."""
-        whole = tile % self.kernel.in_vector(r, around.lanes) == 0
+        whole = tile % self.kernel.tiling.in_vector(r, around.lanes) == 0
         return Scope((self.tile(r, index.here(origin), tile, around, body, Ragged.NO if whole else Ragged.FIXED),))
 
     # *** all tiles ***
 
     def whole_of(self, r: UOp, around: Around) -> Index:
         """How many iterations of `r` whole tiles cover."""
-        size, tile = fixed_size(r), self.kernel.tile_of(r, around.lanes)
+        size, tile = fixed_size(r), self.kernel.tiling.tile_of(r, around.lanes)
         if size is not None:
             return index.const(size // tile * tile)
         if in_whole_tiles(r, tile):
@@ -93,19 +94,19 @@ class Tiler:
     def rest(self, r: UOp, begin: Index, around: Around, body: Body) -> Node:
         """The remainder that whole tiles leave of `r`: one smaller tile, or, where its size is not known, vectors or
         single iterations."""
-        size, tile = fixed_size(r), self.kernel.tile_of(r, around.lanes)
+        size, tile = fixed_size(r), self.kernel.tiling.tile_of(r, around.lanes)
         if size is not None:
             return self.once(r, index.const(size // tile * tile), size % tile, around, body)
         # one vector after the other is packed at the same place: always anew
         anew = replace(around, changed={x: c for x, c in around.changed.items() if x is not r})
-        lanes = self.kernel.in_vector(r, around.lanes)
+        lanes = self.kernel.tiling.in_vector(r, around.lanes)
         if lanes == 1:
             return self.counted(r, begin, index.size(r), lanes, anew, body)
         return self.counted(r, begin, index.size(r), lanes, anew, body, Ragged.SIZE, index.size(r))
 
     def loop(self, r: UOp, around: Around, body: Body) -> Nodes:
         """All of `r`, or of its current block."""
-        tile, size = self.kernel.tile_of(r, around.lanes), fixed_size(r)
+        tile, size = self.kernel.tiling.tile_of(r, around.lanes), fixed_size(r)
         if r is self.kernel.nest.aligned:
             return self.aligned(r, index.const(0), index.size(r), around, body)
         if size is None:
@@ -125,7 +126,7 @@ class Tiler:
 
     def between(self, r: UOp, begin: Index, end: Index, around: Around, body: Body) -> Nodes:
         """The tiles of `r` from number `begin` to `end`, the last of which may be partial."""
-        tile, size = self.kernel.tile_of(r, around.lanes), fixed_size(r)
+        tile, size = self.kernel.tiling.tile_of(r, around.lanes), fixed_size(r)
         if r is self.kernel.nest.aligned:
             return self.aligned(r, index.mul(begin, tile), index.mul(end, tile), around, body)
         first, last = (index.mul(x, tile) if tile > 1 else x for x in (begin, end))
@@ -140,7 +141,7 @@ class Tiler:
 
     def one(self, r: UOp, number: Index, around: Around, body: Body) -> Nodes:
         """The tile of `r` of that number."""
-        tile, size = self.kernel.tile_of(r, around.lanes), fixed_size(r)
+        tile, size = self.kernel.tiling.tile_of(r, around.lanes), fixed_size(r)
         if r is self.kernel.nest.aligned:
             return self.between(r, number, index.add(number, index.const(1)), around, body)
         origin = index.mul(number, tile) if tile > 1 else number
@@ -163,7 +164,7 @@ class Tiler:
         What is read along another loop (a transpose) is read in squares all the same, and two neighbouring vectors
         give one that begins in between.
         """
-        size, tile, n = fixed_size(r), self.kernel.tile_of(r, around.lanes), self.kernel.nest.lanes
+        size, tile, n = fixed_size(r), self.kernel.tiling.tile_of(r, around.lanes), self.kernel.nest.lanes
         assert size is not None
         whole = (size - n + 1) // tile * tile
 

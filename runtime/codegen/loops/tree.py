@@ -16,13 +16,15 @@ them, in vectors along the range of its lanes.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 
+from manygrad.runtime.codegen.analysis.describe import Signature
 from manygrad.runtime.codegen.kernel.online import Pair
 from manygrad.runtime.codegen.loops.index import Index
-from manygrad.runtime.codegen.loops.lanes import Lanes
-from manygrad.runtime.codegen.loops.local import GroupStage, Stage
+from manygrad.runtime.codegen.loops.lanes import Lanes, Tiling
+from manygrad.runtime.codegen.loops.local import GroupStage, Local, Stage
 from manygrad.tensor.uop.uop import UOp
 
 
@@ -33,12 +35,20 @@ class Node:
 Nodes = tuple[Node, ...]
 
 
+def every(nodes: Nodes) -> Iterator[Node]:
+    """The nodes and all that are in them."""
+    for node in nodes:
+        yield node
+        for part in ("body", "otherwise", "parts"):
+            yield from every(getattr(node, part, ()))
+
+
 class Kind(Enum):
     SERIAL = "serial"
     PARALLEL = "parallel"  # cut over the threads: from this call's first index to its last
     GRID = "grid"  # cut over the groups of a device
     GROUP = "group"  # one iteration for each work item of a group, side by side
-    LANES = "lanes"  # dealt out to the work items of a subgroup: side by side, every so many iterations each
+    SUBGROUP = "subgroup"  # dealt out to the work items of a subgroup: side by side, every so many iterations each
 
 
 @dataclass(frozen=True)
@@ -117,9 +127,14 @@ class PackStage(Node):
 
 @dataclass(frozen=True)
 class Pack(Node):
-    """One tile of a stage."""
+    """One tile of a stage; `masks`: under which conditions it reads anything; `borrowed`: vectors stand along the
+    stage's loop for the packing alone, and a tile need not fill them; `along`: a matrix unit's rows are read as they
+    lie, along the reduction."""
 
     stage: Stage
+    masks: tuple[UOp, ...] = ()
+    borrowed: bool = False
+    along: bool = False
 
 
 @dataclass(frozen=True)
@@ -156,9 +171,9 @@ class Rest(Node):
 class ReduceLoop(Node):
     """REDUCEs over the same ranges, in accumulators for every position of the tiles around; `split`: the range of
     which neighbouring iterations go to lanes of their own; `masks`: under which conditions they read anything;
-    `across`: so many work items have partial sums, which are combined after the body; `words`: the accumulators hold
-    two sums of 16 bits a lane, which are added up after the body; `matrix`: a matrix unit has them, and
-    they lie in local memory after the body."""
+    `partials`: vectors of partial sums that each position has, which are folded after the body; `across`: so many work
+    items have some, which are combined, too; `words`: the accumulators hold two sums of 16 bits a lane, which are added
+    up after the body; `matrix`: a matrix unit has them, and they lie in local memory after the body."""
 
     group: tuple[UOp, ...]
     lanes: Lanes
@@ -166,6 +181,7 @@ class ReduceLoop(Node):
     masks: tuple[UOp, ...]
     body: Nodes
     rest: Rest | None = None
+    partials: int = 1
     across: int = 1
     words: bool = False
     matrix: bool = False
@@ -214,6 +230,15 @@ class PrefetchLoads(Node):
     body: Nodes
 
 
+@dataclass(frozen=True)
+class PrefetchAhead(Node):
+    """Beside each load of an argument, what lies so many bytes further is prefetched."""
+
+    argument: int
+    nbytes: int
+    body: Nodes
+
+
 class StorePart(Enum):
     """Which vectors of the tile a Store writes, where its loop begins at cache lines."""
 
@@ -231,3 +256,17 @@ class Store(Node):
     stored: StorePart = StorePart.ALL
     past_caches: tuple[int, ...] = ()
     at_lines: bool = False
+
+
+@dataclass(frozen=True)
+class Tree:
+    """The loops of a kernel, how they cut its ranges, what lies in the local memory that they use, and how they are
+    run: `counts`: (size, step) of the ranges that make up the parallel loop; `group`: work items of a group in each
+    dimension."""
+
+    sig: Signature
+    tiling: Tiling
+    local: Local
+    nodes: Nodes
+    counts: tuple[tuple[UOp, int], ...] = ()
+    group: tuple[int, ...] = ()

@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from manygrad.runtime.codegen.analysis.affine import TileAnalysis
-from manygrad.runtime.codegen.analysis.describe import Signature
-from manygrad.runtime.codegen.opts.nest import LoopNest, is_fixed
+from manygrad.runtime.codegen.analysis.describe import Signature, is_fixed
+from manygrad.runtime.codegen.opts.nest import LoopNest
 from manygrad.runtime.codegen.opts.opt import Neighbourhood, Opt, Opts, RangeOpt
 from manygrad.tensor.uop.uop import UOp
 
@@ -35,7 +35,7 @@ class Align(RangeOpt):
             return None
         store = sig.stores[0]
         one = len(sig.stores) == 1 and not sig.reduces and store.arg is None and len(store.src[0].src) < 3
-        if r is not nest.lane or not one:
+        if r is not nest.vectorized or not one:
             return (
                 f"{cls(r.arg.id)}: not the vectorized loop of a kernel with one STORE, no condition on it and no REDUCE"
             )
@@ -57,6 +57,6 @@ class Align(RangeOpt):
 
 def _known_place(nest: LoopNest, store: UOp) -> bool:
     """Whether the place of each vector stored is known but for a multiple of its length."""
-    analysis = TileAnalysis({r: t for r, t in nest.tile.items() if is_fixed(r)}, nest.lane, nest.lanes)
+    analysis = TileAnalysis({r: t for r, t in nest.tile.items() if is_fixed(r)}, nest.vectorized, nest.lanes)
     a = analysis.affine(store.src[0].src[1], {})
     return a is not None and a.stride == 1 and analysis.alignment(a.terms) % nest.lanes == 0

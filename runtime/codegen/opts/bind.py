@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
-from manygrad.runtime.codegen.analysis.describe import Signature
-from manygrad.runtime.codegen.opts.nest import LoopNest, is_fixed
+from manygrad.runtime.codegen.analysis.describe import Signature, is_fixed
+from manygrad.runtime.codegen.opts.nest import LoopNest
 from manygrad.runtime.codegen.opts.opt import Neighbourhood, Opt, Opts, RangeOpt
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.ranges import ranges_of

@@ -9,7 +9,7 @@ from manygrad.runtime.codegen.analysis.describe import Signature
 from manygrad.runtime.codegen.lowered import EXCHANGE_BYTES
 from manygrad.runtime.codegen.opts.bind import DIMS, of_one_thread, uneven
 from manygrad.runtime.codegen.opts.nest import LoopNest
-from manygrad.runtime.codegen.opts.opt import Neighbourhood, Opt, Opts, RangeOpt, lanes_are_wrong, without
+from manygrad.runtime.codegen.opts.opt import Neighbourhood, Opt, Opts, RangeOpt, width_is_wrong, without
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.ranges import ranges_of
 from manygrad.tensor.uop.uop import UOp
@@ -19,39 +19,39 @@ SIZES = (8, 16, 32, 64)
 
 @dataclass(frozen=True, repr=False)
 class BindReduce(RangeOpt):
-    """A reduction is dealt out to `lanes` neighbouring work items of a group, lanes of one subgroup (a warp): each adds
-    up every `lanes`-th tile, then they add their partial sums in pairs, and the first lane stores.
+    """A reduction is dealt out to `items` neighbouring work items of a group, of one subgroup (a warp): each adds up
+    every `items`-th tile, then they add their partial sums in pairs, and the first one stores.
 
     They exchange values in registers where the device has subgroups (`Machine.subgroup_items`), else through memory
     that the group shares; the bits are the same. All loops of the grid are cut evenly, so that no work item is missing.
 
     before:  parallel for m: for k in 512: s += a[m, k]
-    after:   grid for m: for each lane l of 32: { for k in l..512 by 32: s[l] += a[m, k] }
+    after:   grid for m: for each work item i of 32: { for k in i..512 by 32: s[i] += a[m, k] }
              s = s[0] + s[16] + ..                                                         # bind_reduce(k, 32)
     """
 
     kind = "bind_reduce"
     changes_sums = True
-    lanes: int
+    items: int
 
     @property
     def unique(self) -> tuple[str, int]:
         return self.kind, self.axis
 
     def wrong(self) -> str | None:
-        return lanes_are_wrong(self, self.lanes)
+        return width_is_wrong(self, "work items", self.items)
 
     def apply(self, nest: LoopNest, ranges: Mapping[int, UOp]) -> LoopNest:
-        return replace(nest, reduce_bound={**nest.reduce_bound, self.reduced(self.axis, ranges): self.lanes})
+        return replace(nest, reduce_bound={**nest.reduce_bound, self.reduced(self.axis, ranges): self.items})
 
     @classmethod
     def illegal(cls, sig: Signature, mine: Sequence[Self], nest: LoopNest) -> str | None:
         if not mine:
             return None
-        if len({o.lanes for o in mine}) > 1:
-            return "the lanes of all reductions of a kernel are the same work items"
+        if len({o.items for o in mine}) > 1:
+            return "all reductions of a kernel are dealt out to the same work items"
         if len(nest.group) > DIMS:
-            return f"a group has {DIMS} dimensions at most, the lanes are one"
+            return f"a group has {DIMS} dimensions at most, the work items of its sums are one"
         if (reason := of_one_thread(nest) or uneven(sig, nest)) is not None:
             return reason
         return next((why for k in nest.reduce_bound if (why := _cannot_bind(sig, nest, k))), None)
@@ -64,7 +64,7 @@ class BindReduce(RangeOpt):
     def neighbours(cls, search: Neighbourhood) -> Iterator[Opts]:
         if search.group_items <= 1 or not search.sums:
             return
-        for n in (0, *SIZES):  # all reductions at once, as their lanes are the same
+        for n in (0, *SIZES):  # all reductions at once, as their work items are the same
             bound = (BindReduce(r.arg.id, n) for r in search.reduced if n)
             yield (*without(search.opts, BindReduce), *bound)
         for r in search.reduced:
@@ -73,14 +73,14 @@ class BindReduce(RangeOpt):
 
 
 def exchanged_bytes(sig: Signature, nest: LoopNest) -> int:
-    """Bytes of shared memory through which the lanes exchange all sums of a tile, where they have no other way."""
+    """Bytes of shared memory through which the work items exchange all sums of a tile, where they have no other way."""
     across = [u for u in sig.reduces if any(r in nest.reduce_bound for r in u.src[1:])]
     sums = sum(math.prod(nest.tile_of(r) for r in ranges_of(u)) for u in across)
     return sums * math.prod(nest.group) * EXCHANGE_BYTES
 
 
 def _cannot_bind(sig: Signature, nest: LoopNest, k: UOp) -> str | None:
-    at = f"range {k.arg.id} cannot be dealt out to lanes"
+    at = f"range {k.arg.id} cannot be dealt out to work items"
     if k in nest.dots or k in nest.skipped or any(k in pair for pair in (*nest.online, *nest.kept)):
         return f"{at}: it is multiplied in groups, skipped in parts, online or kept"
     if any(r is k for r, *_ in nest.shared):
@@ -92,5 +92,5 @@ def _cannot_bind(sig: Signature, nest: LoopNest, k: UOp) -> str | None:
         return f"{at}: a REDUCE inside of it depends on it"
     written = {s.src[0].src[0].arg for s in sig.stores}
     if any(v.op is Ops.LOAD and v.src[0].src[0].arg in written for u in over for v in u.src[0].toposort()):
-        return f"{at}: the kernel writes what it reads, and the lanes do not wait for the store"
+        return f"{at}: the kernel writes what it reads, and the work items do not wait for the store"
     return None

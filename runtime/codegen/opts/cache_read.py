@@ -5,10 +5,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
-from manygrad.runtime.codegen.analysis.describe import Signature, size_max
-from manygrad.runtime.codegen.kernel.dots import is_dot, is_total, parts_of
+from manygrad.runtime.codegen.analysis.describe import Signature, in_whole_tiles, is_fixed, size_max
+from manygrad.runtime.codegen.kernel.dots import is_dot, is_total
+from manygrad.runtime.codegen.kernel.float32_parts import parts_of
 from manygrad.runtime.codegen.lowered import SCRATCH_BYTES
-from manygrad.runtime.codegen.opts.nest import LoopNest, in_whole_tiles, is_fixed
+from manygrad.runtime.codegen.opts.nest import LoopNest
 from manygrad.runtime.codegen.opts.opt import Neighbourhood, Opt, Opts, RangeOpt
 from manygrad.runtime.codegen.target import LINE_BYTES
 from manygrad.tensor.dtype import DType, dtypes
@@ -30,7 +31,7 @@ class CacheRead(RangeOpt):
     """
 
     kind = "cache_read"
-    needs_lane = True
+    needs_vectors = True
     argument: int
 
     @property
@@ -91,7 +92,7 @@ def _cannot_pack(nest: LoopNest, loop: UOp, slot: int, u: UOp, ranges: tuple[UOp
         return f"{argument}: a reduction over it has lanes of its own"
     mask = u.src[0].src[2:]
     fours = mask and any(nest.tile_of(r) % 4 == 0 for r in ranges_of(mask[0]) & frozenset(ranges))
-    if fours and nest.lane not in ranges_of(u):
+    if fours and nest.vectorized not in ranges_of(u):
         return (
             f"{argument}: it is masked along a reduction of which fours are written out, "
             "and packed without looking at each"
@@ -140,4 +141,4 @@ def tiled_loops(nest: LoopNest, loop: UOp, value: UOp) -> tuple[UOp, ...]:
     """The tiled loops on which `value` depends, down to `loop`, where it is staged; the vectorized one last."""
     outside = nest.loops[: nest.loops.index(loop)]
     tiled = [*(r for r in outside if nest.tile_of(r) > 1 and r in ranges_of(value)), loop]
-    return tuple(sorted(tiled, key=lambda r: r is nest.lane))
+    return tuple(sorted(tiled, key=lambda r: r is nest.vectorized))

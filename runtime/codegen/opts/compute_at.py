@@ -42,7 +42,7 @@ class ComputeAt(RangeOpt):
             kept = set(kept_values(sig, r, again).values())
             if not kept:
                 return f"nothing worth keeping is computed along range {r.arg.id} and again along range {again.arg.id}"
-            if any(nest.lane in ranges_of(u) for u in kept):
+            if any(nest.vectorized in ranges_of(u) for u in kept):
                 return f"{it}: what is kept runs along the vectorized loop"
             nbytes += sum(kept_bytes(u, r, nest) for u in kept)
         return None if nbytes <= SCRATCH_BYTES // 4 else f"{nbytes} bytes kept, of {SCRATCH_BYTES // 4}"

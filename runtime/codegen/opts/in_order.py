@@ -24,7 +24,7 @@ def out_of_order(sig: Signature, nest: LoopNest) -> str | None:
     ordered = [r for r in nest.loops if not all(injective(s.src[0], r) for s in sig.stores)]
     for r in ordered:
         may_meet = f"iterations of loop {r.arg.id} may store to one address, so"
-        if r is nest.lane or r in nest.loops[: nest.parallel]:
+        if r is nest.vectorized or r in nest.loops[: nest.parallel]:
             return f"{may_meet} they run in order"
         if nest.tile_of(r) > 1 and r is not ordered[-1]:
             return f"{may_meet} one is done before the next: it has no tiles"

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 
-from manygrad.runtime.codegen.analysis.describe import Signature
+from manygrad.runtime.codegen.analysis.describe import Signature, is_fixed
 from manygrad.runtime.codegen.opts.align import Align
 from manygrad.runtime.codegen.opts.bind import Bind
 from manygrad.runtime.codegen.opts.bind_reduce import BindReduce
@@ -14,9 +14,10 @@ from manygrad.runtime.codegen.opts.block import Block
 from manygrad.runtime.codegen.opts.cache_read import CacheRead
 from manygrad.runtime.codegen.opts.cache_shared import CacheShared
 from manygrad.runtime.codegen.opts.compute_at import ComputeAt
+from manygrad.runtime.codegen.opts.float32_parts import Float32Parts
 from manygrad.runtime.codegen.opts.in_order import out_of_order
 from manygrad.runtime.codegen.opts.matrix import Matrix
-from manygrad.runtime.codegen.opts.nest import LoopNest, is_fixed
+from manygrad.runtime.codegen.opts.nest import LoopNest
 from manygrad.runtime.codegen.opts.nontemporal_store import NontemporalStore
 from manygrad.runtime.codegen.opts.online import Online
 from manygrad.runtime.codegen.opts.opt import Neighbourhood, Opt, Opts
@@ -33,10 +34,11 @@ from manygrad.runtime.codegen.opts.unroll import Unroll
 from manygrad.runtime.codegen.opts.vectorize import Vectorize
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.ranges import ranges_of
+from manygrad.tensor.uop.uop import UOp
 
 KINDS: tuple[type[Opt], ...] = (
-    Reorder, Vectorize, RFactor, Tile, Unroll, Tensorize, Matrix, Skip, CacheRead, Block, ReduceBlock, ComputeAt,
-    Online, Prefetch, ReadAhead,
+    Reorder, Vectorize, RFactor, Tile, Unroll, Tensorize, Matrix, Float32Parts, Skip, CacheRead, Block, ReduceBlock,
+    ComputeAt, Online, Prefetch, ReadAhead,
     Align, NontemporalStore, Parallel, Bind, BindReduce, CacheShared,
 )  # fmt: skip
 _ORDER = {kind: i for i, kind in enumerate(KINDS)}
@@ -61,11 +63,24 @@ def loop_nest(sig: Signature, opts: Sequence[Opt]) -> LoopNest:
 @lru_cache(maxsize=16)
 def _loop_nest(sig: Signature, opts: Opts) -> LoopNest:
     """(Memoised: a list is chosen, checked and lowered one after the other.)"""
-    ranges = {u.arg.id: u for u in sig.nodes if u.op is Ops.RANGE}
     nest = LoopNest(sig.loops)
-    for opt in sorted(opts, key=lambda o: _ORDER[type(o)]):
-        nest = opt.apply(nest, ranges)
+    for opt in in_order(opts):
+        nest = apply(opt, sig, nest)
     return nest
+
+
+def in_order(opts: Sequence[Opt]) -> list[Opt]:
+    """A list as it is applied."""
+    return sorted(opts, key=lambda o: _ORDER[type(o)])
+
+
+def apply(opt: Opt, sig: Signature, nest: LoopNest) -> LoopNest:
+    return opt.apply(nest, _ranges(sig))
+
+
+@lru_cache(maxsize=4)
+def _ranges(sig: Signature) -> dict[int, UOp]:
+    return {u.arg.id: u for u in sig.nodes if u.op is Ops.RANGE}
 
 
 def legal(sig: Signature, opts: Sequence[Opt]) -> str | None:
@@ -125,7 +140,7 @@ def sums(sig: Signature, opts: Sequence[Opt]) -> tuple[frozenset[tuple[int, ...]
     found = []
     for u in sig.reduces:
         own = [r for r in u.src[1:] if r in nest.reduce_lanes]
-        split = own[0] if own and (nest.lane is None or nest.lane not in ranges_of(u)) else None
+        split = own[0] if own and (nest.vectorized is None or nest.vectorized not in ranges_of(u)) else None
         order = set[tuple[int, ...]]()
         whole, inside = True, set[tuple[int, ...]]()  # whether all ranges inside of this one are written out; how far
         for r in reversed(u.src[1:]):

@@ -4,16 +4,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
-from manygrad.runtime.codegen.analysis.describe import Signature
+from manygrad.runtime.codegen.analysis.describe import Signature, in_whole_tiles, is_fixed
 from manygrad.runtime.codegen.kernel.dots import is_dot, row_step, step_of
-from manygrad.runtime.codegen.opts.nest import LoopNest, in_whole_tiles, is_fixed
+from manygrad.runtime.codegen.opts.nest import LoopNest
 from manygrad.runtime.codegen.opts.opt import Neighbourhood, Opt, Opts, RangeOpt, without
-from manygrad.runtime.codegen.target import LANE_BYTES
+from manygrad.runtime.codegen.target import LANE_BYTES, SQUARES
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.ranges import ranges_of
 from manygrad.tensor.uop.uop import UOp
-
-SQUARES = 2  # of each factor that a tile has at most, and so SQUARES**2 of sums: eight registers
 
 
 @dataclass(frozen=True, repr=False)
@@ -31,7 +29,7 @@ class Matrix(RangeOpt):
 
     kind = "matrix"
     changes_sums = True
-    needs_lane = True
+    needs_vectors = True
 
     @property
     def unique(self) -> str:
@@ -49,13 +47,13 @@ class Matrix(RangeOpt):
         if k not in nest.dots or len(over) != 1 or not is_dot(over[0].src[0]) or over[0].src[1:] != (k,):
             return f"matrix({k.arg.id}): not of one sum of products over the range alone, tensorized"
         (u,), dot = over, over[0].src[0].arg
-        if dot.rows == 1 or nest.lane not in ranges_of(u) or nest.lanes * LANE_BYTES != dot.vector_bytes:
+        if dot.rows == 1 or nest.vectorized not in ranges_of(u) or nest.lanes * LANE_BYTES != dot.vector_bytes:
             return f"matrix({k.arg.id}): the machine has no such unit, or the vectors are not its"
         if k in nest.reduce_lanes or nest.online or nest.kept or nest.bound:
             return f"matrix({k.arg.id}): its sums are not cut"
         if not in_whole_tiles(k, nest.tile_of(k)) or nest.tile_of(k) > dot.most_terms:
             return f"matrix({k.arg.id}): the range's tile cuts it evenly, into at most {dot.most_terms} iterations"
-        rows = [r for r in nest.loops if r is not nest.lane and r in ranges_of(u) and nest.tile_of(r) > 1]
+        rows = [r for r in nest.loops if r is not nest.vectorized and r in ranges_of(u) and nest.tile_of(r) > 1]
         if len(rows) > 1 or any(n > SQUARES for n in matrices(nest, u)):
             return f"matrix({k.arg.id}): a tile is at most {SQUARES} squares high, of one loop, and {SQUARES} wide"
         if nest.reduce_block is not None and (not rows or nest.tile_of(rows[0]) % dot.rows):
@@ -77,7 +75,7 @@ class Matrix(RangeOpt):
 def _wrong_factors(nest: LoopNest, k: UOp, u: UOp, rows: list[UOp]) -> str | None:
     """Why its factors are not as a matrix unit reads them."""
     packed, of = {slot: loop for loop, slot in nest.staged}, f"matrix({k.arg.id})"
-    columns = [s for s in u.src[0].src if nest.lane in ranges_of(s)]
+    columns = [s for s in u.src[0].src if nest.vectorized in ranges_of(s)]
     if len(columns) != 1:
         return f"{of}: not one factor along the vectorized loop, and one beside it"
     loads = [
@@ -86,7 +84,7 @@ def _wrong_factors(nest: LoopNest, k: UOp, u: UOp, rows: list[UOp]) -> str | Non
     if any(len(found) != 1 or len(found[0].src[0].src) > 2 for found in loads):
         return f"{of}: a factor is not one value that is read, or is read under a condition"
     ((column,), (row,)) = loads
-    if packed.get(column.src[0].src[0].arg) is not nest.lane or any(r in ranges_of(column) for r in rows):
+    if packed.get(column.src[0].src[0].arg) is not nest.vectorized or any(r in ranges_of(column) for r in rows):
         return f"{of}: the factor along the vectorized loop is not packed at it, for all rows"
     in_parts = u.src[0].arg.in_parts
     if (loop := packed.get(row.src[0].src[0].arg)) is not None:
@@ -100,18 +98,18 @@ def _wrong_factors(nest: LoopNest, k: UOp, u: UOp, rows: list[UOp]) -> str | Non
 
 def matrix_rows(nest: LoopNest, u: UOp) -> UOp | None:
     """The loop whose tile is the rows of the sums `u`; None: there is one row."""
-    return next((r for r in nest.loops if r is not nest.lane and r in ranges_of(u) and nest.tile_of(r) > 1), None)
+    return next((r for r in nest.loops if r is not nest.vectorized and r in ranges_of(u) and nest.tile_of(r) > 1), None)
 
 
 def turned_rows(nest: LoopNest, u: UOp, value: UOp) -> bool:
     """Whether `value`, which is packed, is the rows of the sums `u` of a matrix unit: they are packed one after the
     other."""
-    return nest.matrix in u.src[1:] and value in u.src[0].src and nest.lane not in ranges_of(value)
+    return nest.matrix in u.src[1:] and value in u.src[0].src and nest.vectorized not in ranges_of(value)
 
 
 def matrices(nest: LoopNest, u: UOp) -> tuple[int, int]:
     """How many squares of sums a tile is high and wide."""
     rows = matrix_rows(nest, u)
     high = nest.tile_of(rows) if rows is not None else 1
-    assert nest.lane is not None
-    return -(-high // u.src[0].arg.rows), -(-max(nest.tile_of(nest.lane), nest.lanes) // nest.lanes)
+    assert nest.vectorized is not None
+    return -(-high // u.src[0].arg.rows), -(-max(nest.tile_of(nest.vectorized), nest.lanes) // nest.lanes)

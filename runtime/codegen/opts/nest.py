@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from manygrad.runtime.codegen.analysis.describe import size_factor
-from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.ranges import ranges_of
 from manygrad.tensor.uop.uop import UOp
 
@@ -20,17 +18,18 @@ class LoopNest:
     """
 
     loops: tuple[UOp, ...]
-    lane: UOp | None = None  # the loop that is vectorized
+    vectorized: UOp | None = None  # the loop that is vectorized
     lanes: int = 1
     reduce_lanes: Mapping[UOp, int] = field(default_factory=dict)
     tile: Mapping[UOp, int] = field(default_factory=dict)  # range -> elements
     parallel: int = 0  # so many of the outermost loops are one loop that is cut over the threads
     block: Mapping[UOp, int] = field(default_factory=dict)  # loop -> tiles a block; one entry at most
     bound: Mapping[UOp, int] = field(default_factory=dict)  # loop -> work items of a group that run its tiles
-    reduce_bound: Mapping[UOp, int] = field(default_factory=dict)  # reduce range -> lanes that it is dealt out to
+    reduce_bound: Mapping[UOp, int] = field(default_factory=dict)  # reduce range -> work items that it is dealt out to
     shared: tuple[tuple[UOp, int, int], ...] = ()  # (reduce range, argument, iterations of it that a group copies)
     reduce_block: tuple[UOp, int] | None = None
     dots: Mapping[UOp, int] = field(default_factory=dict)  # reduce range -> iterations in a lane
+    in_parts: UOp | None = None  # the reduce range of products of float32 that are made of parts
     matrix: UOp | None = None  # the one of those along which a matrix unit adds up
     skipped: frozenset[UOp] = frozenset()  # reduce ranges
     staged: tuple[tuple[UOp, int], ...] = ()  # (loop, argument)
@@ -46,7 +45,7 @@ class LoopNest:
 
     def lanes_of(self, r: UOp) -> int:
         """How many neighbouring iterations of `r` stand in one vector."""
-        return self.lanes if r is self.lane else self.reduce_lanes.get(r, 1)
+        return self.lanes if r is self.vectorized else self.reduce_lanes.get(r, 1)
 
     def next_tile(self, load: UOp, r: UOp) -> UOp | None:
         """The loop of which `load`, read along `r`, is prefetched one tile ahead: the innermost one around `r` that
@@ -67,21 +66,11 @@ class LoopNest:
 
     @property
     def group(self) -> tuple[int, ...]:
-        """Work items of a group: the lanes of its sums, then the innermost loop's first; (): there are no groups."""
-        lanes = tuple({*self.reduce_bound.values()})  # (one number)
-        return (*lanes, *(self.bound[r] for r in reversed(self.loops) if r in self.bound))
+        """Work items of a group: those of its sums, then the innermost loop's first; (): there are no groups."""
+        across = tuple({*self.reduce_bound.values()})  # (one number)
+        return (*across, *(self.bound[r] for r in reversed(self.loops) if r in self.bound))
 
     @property
     def counts(self) -> tuple[tuple[UOp, int], ...]:
         """(size, step) of the loops that make up the parallel loop."""
         return tuple((r.src[0], self.tile_of(r) * self.part_of(r)) for r in self.loops[: self.parallel])
-
-
-def is_fixed(r: UOp) -> bool:
-    """Whether the size of a range is a constant."""
-    return r.src[0].op is Ops.CONST
-
-
-def in_whole_tiles(r: UOp, tile: int) -> bool:
-    """Whether tiles of so many iterations cut a range evenly, whatever its size."""
-    return size_factor(r) % tile == 0

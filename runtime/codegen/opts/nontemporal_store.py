@@ -33,7 +33,7 @@ class NontemporalStore(Opt):
             stores = [s for s in sig.stores if s.src[0].src[0].arg == slot]
             if not stores or slot in read or any(s.arg is not None for s in stores):
                 return f"{cls(slot)}: the argument is not one that is only stored to"
-            if nest.lane is None:
+            if nest.vectorized is None:
                 return f"{cls(slot)}: no loop is vectorized"
         return None
 

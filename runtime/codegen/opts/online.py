@@ -36,7 +36,7 @@ class Online(RangeOpt):
             if (pair := online_pair(sig, r, x)) is None:
                 return f"{it}: not a sum of exponentials below the maximum over the other range"
             kept = any(r in both or x in both for both in nest.kept)
-            if r not in nest.reduce_lanes or nest.lane in ranges_of(pair.total) or kept:
+            if r not in nest.reduce_lanes or nest.vectorized in ranges_of(pair.total) or kept:
                 return f"{it}: without lanes along the range, or kept"
         return None
 

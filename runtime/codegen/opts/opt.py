@@ -15,7 +15,7 @@ from manygrad.runtime.codegen.analysis.describe import Signature
 from manygrad.runtime.codegen.opts.nest import LoopNest
 from manygrad.tensor.uop.uop import UOp
 
-MAX_LANES = 64
+MAX_WIDTH = 64  # lanes of a vector, work items of a sum
 
 
 @dataclass(frozen=True, repr=False)
@@ -27,7 +27,7 @@ class Opt:
         False  # whether it may change the order in which a reduction is added up, and with it the bits
     )
     shapes: ClassVar[bool] = False  # whether it says how a range's iterations stand in registers
-    needs_lane: ClassVar[bool] = False  # whether it is of use only with vectors along a loop
+    needs_vectors: ClassVar[bool] = False  # whether it is of use only with vectors along a loop
     needs_block: ClassVar[bool] = False  # whether it is of use only with a `block`
 
     def __repr__(self) -> str:
@@ -117,7 +117,7 @@ class Neighbourhood:
     @property
     def scalar(self) -> Opts:
         """The list without vectors along a loop, and without what shaped that loop's tile."""
-        return self.opts if self.nest.lane is None else unshaped(self.opts, self.nest.lane.arg.id)
+        return self.opts if self.nest.vectorized is None else unshaped(self.opts, self.nest.vectorized.arg.id)
 
     def toggled(self, opts: Sequence[Opt]) -> Iterator[Opts]:
         """For each of `opts` the list without it, or with it."""
@@ -125,9 +125,9 @@ class Neighbourhood:
             yield tuple(o for o in self.opts if o != opt) if opt in self.opts else (*self.opts, opt)
 
 
-def lanes_are_wrong(opt: Opt, lanes: int) -> str | None:
-    powers = 2 <= lanes <= MAX_LANES and lanes & (lanes - 1) == 0
-    return None if powers else f"{opt}: lanes are a power of two, 2 to {MAX_LANES}"
+def width_is_wrong(opt: Opt, what: str, width: int) -> str | None:
+    powers = 2 <= width <= MAX_WIDTH and width & (width - 1) == 0
+    return None if powers else f"{opt}: {what} are a power of two, 2 to {MAX_WIDTH}"
 
 
 def at_least_one(opt: Opt, amount: int) -> str | None:

@@ -5,10 +5,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
-from manygrad.runtime.codegen.analysis.describe import Signature, size_max
+from manygrad.runtime.codegen.analysis.describe import Signature, is_fixed, size_max
 from manygrad.runtime.codegen.lowered import SCRATCH_BYTES
 from manygrad.runtime.codegen.opts.block import SIZES, Block
-from manygrad.runtime.codegen.opts.nest import LoopNest, is_fixed
+from manygrad.runtime.codegen.opts.nest import LoopNest
 from manygrad.runtime.codegen.opts.opt import Neighbourhood, Opt, Opts, RangeOpt, at_least_one, chosen, without
 from manygrad.runtime.codegen.opts.parallel import Parallel
 from manygrad.runtime.codegen.opts.unroll import Unroll
@@ -34,7 +34,7 @@ class ReduceBlock(RangeOpt):
 
     kind = "reduce_block"
     needs_block = True
-    needs_lane = True
+    needs_vectors = True
     iterations: int
 
     @property
@@ -95,7 +95,7 @@ def _unlike(sig: Signature, group: list[UOp], nest: LoopNest, blocked: UOp, k: U
     """Why the REDUCEs over the blocked loop cannot be run in blocks of `k`."""
     if not group or any(u.src[1:] != group[0].src[1:] or u.dtype is not group[0].dtype for u in group):
         return f"the REDUCEs over the blocked loop {blocked.arg.id} must share their ranges and type"
-    if len({nest.lane in ranges_of(u) for u in group}) > 1:
+    if len({nest.vectorized in ranges_of(u) for u in group}) > 1:
         return "some of the REDUCEs run along the vectorized loop and some do not"
     if group[0].src[1] is not k:
         return f"the outermost range of the reduction is {group[0].src[1].arg.id}"

@@ -6,7 +6,7 @@ from typing import Self
 
 from manygrad.runtime.codegen.analysis.describe import Signature
 from manygrad.runtime.codegen.opts.nest import LoopNest
-from manygrad.runtime.codegen.opts.opt import Neighbourhood, Opt, Opts, RangeOpt, lanes_are_wrong, unshaped
+from manygrad.runtime.codegen.opts.opt import Neighbourhood, Opt, Opts, RangeOpt, unshaped, width_is_wrong
 from manygrad.tensor.uop.ranges import ranges_of
 from manygrad.tensor.uop.uop import UOp
 
@@ -31,7 +31,7 @@ class RFactor(RangeOpt):
         return (self.kind, self.axis)
 
     def wrong(self) -> str | None:
-        return lanes_are_wrong(self, self.lanes)
+        return width_is_wrong(self, "lanes", self.lanes)
 
     def apply(self, nest: LoopNest, ranges: Mapping[int, UOp]) -> LoopNest:
         r = self.reduced(self.axis, ranges)
@@ -46,8 +46,10 @@ class RFactor(RangeOpt):
                 return f"lanes along range {r.arg.id}: another range of that REDUCE has lanes already"
             if any(r in ranges_of(v) for v in sig.reduces):
                 return f"lanes along range {r.arg.id}: a REDUCE inside of it depends on it"
-            if nest.lane is not None and all(nest.lane in ranges_of(u) for u in over):
-                return f"lanes along range {r.arg.id}: that REDUCE has lanes along loop {nest.lane.arg.id} already"
+            if nest.vectorized is not None and all(nest.vectorized in ranges_of(u) for u in over):
+                return (
+                    f"lanes along range {r.arg.id}: that REDUCE has lanes along loop {nest.vectorized.arg.id} already"
+                )
         return None
 
     @classmethod
@@ -59,7 +61,7 @@ class RFactor(RangeOpt):
         if not search.sums:
             return
         # in place of vectors along a loop, and of what needs them
-        bare = tuple(o for o in search.scalar if not o.needs_lane)
+        bare = tuple(o for o in search.scalar if not o.needs_vectors)
         for r in search.reduced:
             yield unshaped(search.opts, r.arg.id)
             for n in (search.lanes // 2, search.lanes, 2 * search.lanes):

@@ -4,9 +4,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
-from manygrad.runtime.codegen.analysis.describe import Signature
+from manygrad.runtime.codegen.analysis.describe import Signature, in_whole_tiles, is_fixed
 from manygrad.runtime.codegen.kernel.dots import is_dot
-from manygrad.runtime.codegen.opts.nest import LoopNest, in_whole_tiles, is_fixed
+from manygrad.runtime.codegen.opts.nest import LoopNest
 from manygrad.runtime.codegen.opts.opt import Neighbourhood, Opt, Opts, RangeOpt, without
 from manygrad.runtime.codegen.opts.skip import Skip
 from manygrad.runtime.codegen.opts.unroll import Unroll
@@ -55,8 +55,6 @@ class Tensorize(RangeOpt):
                     f"{o}: the REDUCEs over it are no sums of products of bytes or bfloat16, "
                     "or of such as the machine does not multiply"
                 )
-            if any(u.src[0].arg.in_parts for u in over) and nest.matrix is not r:
-                return f"{o}: products of float32 are of a matrix unit alone"
             if any(o.terms != u.src[0].arg.terms for u in over):
                 return f"{o}: an instruction adds up {over[0].src[0].arg.terms} products"
             if not is_fixed(r) and not in_whole_tiles(r, nest.tile[r]):

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from manygrad.runtime.codegen.analysis.describe import size_max
 from manygrad.runtime.codegen.opts.nest import LoopNest
-from manygrad.runtime.codegen.opts.opt import Neighbourhood, Opt, Opts, RangeOpt, lanes_are_wrong, unshaped
+from manygrad.runtime.codegen.opts.opt import Neighbourhood, Opt, Opts, RangeOpt, unshaped, width_is_wrong
 from manygrad.tensor.uop.uop import UOp
 
 
@@ -26,15 +26,15 @@ class Vectorize(RangeOpt):
         return self.kind
 
     def wrong(self) -> str | None:
-        return lanes_are_wrong(self, self.lanes)
+        return width_is_wrong(self, "lanes", self.lanes)
 
     def apply(self, nest: LoopNest, ranges: Mapping[int, UOp]) -> LoopNest:
         r = self.loop(self.axis, ranges)
-        return replace(nest, lane=r, lanes=self.lanes, tile={**nest.tile, r: max(self.lanes, nest.tile_of(r))})
+        return replace(nest, vectorized=r, lanes=self.lanes, tile={**nest.tile, r: max(self.lanes, nest.tile_of(r))})
 
     @classmethod
     def of(cls, nest: LoopNest) -> list[Opt]:
-        return [Vectorize(nest.lane.arg.id, nest.lanes)] if nest.lane is not None and nest.lanes > 1 else []
+        return [Vectorize(nest.vectorized.arg.id, nest.lanes)] if nest.vectorized is not None and nest.lanes > 1 else []
 
     @classmethod
     def neighbours(cls, search: Neighbourhood) -> Iterator[Opts]:

@@ -54,7 +54,7 @@ class LoadedKernels:
             kernel = (self.builder.chain or Chained)(ast, [self.get(k) for k in ast.src])
         if profile.active:
             facts = {"opts": list(map(repr, kernel.opts))}
-            profile.record(profile.compile_lane(), kernel.name, start, time.perf_counter(), facts)
+            profile.record(profile.compile_track(), kernel.name, start, time.perf_counter(), facts)
         return kernel
 
     def get_all(self, asts: Iterable[UOp]) -> None:

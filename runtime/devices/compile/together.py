@@ -115,7 +115,7 @@ def _build(
         same = hashlib.sha256(text.partition("\n")[2].encode()).digest()
         code = made[same] = compiled.make(m.prepared, m.key, text, made.get(same))
         if profile.active:
-            profile.record(profile.compile_lane(), m.prepared.name, start, time.perf_counter(), {"bytes": len(code)})
+            profile.record(profile.compile_track(), m.prepared.name, start, time.perf_counter(), {"bytes": len(code)})
     keep(m.ast, compiled.load(m.prepared, m.ast, code))
 
 

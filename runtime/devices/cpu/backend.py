@@ -14,9 +14,8 @@ from manygrad.native.compiler import compiler, leave_memory
 from manygrad.runtime.codegen.opts import Opt
 from manygrad.runtime.codegen.pipeline import Prepared
 from manygrad.runtime.codegen.render.llvm.text import ENTRY
-from manygrad.runtime.devices.base import Allocator, Backend, Builder, Opened, Queue
+from manygrad.runtime.devices.base import Allocator, Backend, Builder, KernelStore, Opened, Queue
 from manygrad.runtime.devices.compile.compiled import KNOBS, Compiled
-from manygrad.runtime.devices.compile.loaded import LoadedKernels
 from manygrad.runtime.devices.compile.together import compile_together
 from manygrad.runtime.devices.cpu.chain import CPUChain
 from manygrad.runtime.devices.cpu.graph import CPUGraph
@@ -71,7 +70,7 @@ COMPILED = Compiled(
 )
 
 
-def build_all(asts: Sequence[UOp], loaded: LoadedKernels) -> None:
+def build_all(asts: Sequence[UOp], loaded: KernelStore) -> None:
     before = compiler().compiled
     if len(asts) > 1 and not BEAM:
         compile_together(COMPILED, asts, loaded.keep)

@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from manygrad.runtime.codegen.opts import Opt
-from manygrad.runtime.devices.base import Allocator, Backend, Builder, Opened, Queue
+from manygrad.runtime.devices.base import Allocator, Backend, Builder, KernelStore, Opened, Queue
 from manygrad.runtime.devices.compile.compiled import KNOBS, Compiled
 from manygrad.runtime.devices.compile.diskcache import DiskCache
-from manygrad.runtime.devices.compile.loaded import LoadedKernels
 from manygrad.runtime.devices.compile.together import compile_together
 from manygrad.runtime.devices.opencl.driver import driver, opencl
 from manygrad.runtime.devices.opencl.graph import OpenCLGraph
@@ -99,7 +98,7 @@ COMPILED = Compiled(
 )
 
 
-def build_all(asts: Sequence[UOp], loaded: LoadedKernels) -> None:
+def build_all(asts: Sequence[UOp], loaded: KernelStore) -> None:
     if len(asts) > 1 and not BEAM:
         compile_together(COMPILED, asts, loaded.keep)
     else:

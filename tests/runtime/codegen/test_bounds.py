@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 
@@ -42,9 +43,9 @@ class HandMade(Prepared):
 
     made: LoweredProgram | None = None
 
-    def program(self) -> LoweredProgram:
+    def code(self, render: Callable[[LoweredProgram], str]) -> str:
         assert self.made is not None
-        return self.made
+        return render(self.made)
 
 
 def by_hand(device: str, e: Instructions, scratch_bytes: int = 0) -> Kernel:

@@ -14,10 +14,10 @@ import pytest
 
 from manygrad.runtime.codegen import cost
 from manygrad.runtime.codegen.analysis.describe import signature
-from manygrad.runtime.codegen.choose import DECISIONS, Facts, choose, decide
+from manygrad.runtime.codegen.choose import DECISIONS, Facts
 from manygrad.runtime.codegen.kernel.legalize import as_written, legalize
 from manygrad.runtime.codegen.opts import legal
-from manygrad.runtime.codegen.pipeline import explain, prepare, rewrite
+from manygrad.runtime.codegen.pipeline import choice_of, explain, prepare, rewrite
 from manygrad.runtime.codegen.target import Dot, Machine
 from manygrad.tensor.dtype import DType, dtypes
 from manygrad.tensor.environment import Context
@@ -52,6 +52,7 @@ MACHINE = Machine(
     dots=(Dot(dtypes.uint8, dtypes.int8, 64),),
     burst_bytes=4 << 10,
 )
+PARTS = replace(MACHINE, dots=(Dot(f32, f32, 64, rows=16),))
 AMX = replace(MACHINE, dots=(*MACHINE.dots, Dot(dtypes.bfloat16, dtypes.bfloat16, 64, rows=16)))
 
 
@@ -158,6 +159,7 @@ KERNELS: dict[str, Callable[[], UOp]] = {
     "rows of bytes by a packed matrix": lambda: packed_product(64, 16, 18),
     "product of bfloat16": lambda: gemm(256, 256, 256, dtype=dtypes.bfloat16),
     "product of bfloat16 in matrices": lambda: gemm(256, 256, 256, "NT", dtypes.bfloat16),
+    "product of float32 in parts": lambda: gemm(512, 512, 512),
     "product of bytes": lambda: bytes_product(256, 256, 256),
     "convolution": convolution,
     "columns with weights": columns_with_weights,
@@ -166,7 +168,7 @@ KERNELS: dict[str, Callable[[], UOp]] = {
 
 
 def machine_for(name: str) -> Machine:
-    return AMX if "matrices" in name else MACHINE
+    return AMX if "matrices" in name else PARTS if "in parts" in name else MACHINE
 
 
 def text() -> str:
@@ -184,7 +186,7 @@ def test_every_decision_is_shown() -> None:
     order = [d.__name__ for d in DECISIONS]
     for kind, make in KERNELS.items():
         kernel = rewrite(make(), machine_for(kind))
-        made = [name for name, _ in decide(Facts(kernel.ast, machine_for(kind), kernel.written)).steps]
+        made = [name for name, _ in choice_of(kernel, machine_for(kind)).steps]
         assert made == sorted(made, key=order.index)
 
 
@@ -192,10 +194,10 @@ def test_every_decision_is_shown() -> None:
 def test_what_is_chosen_is_what_is_checked_and_lowered(name: str) -> None:
     machine = machine_for(name)
     kernel = rewrite(KERNELS[name](), machine)
-    opts = choose(kernel.ast, machine, kernel.written)
-    assert legal(signature(kernel.ast), opts) is None
+    choice = choice_of(kernel, machine)
+    assert legal(signature(choice.facts.ast), choice.opts) is None
     prepared = prepare(KERNELS[name](), machine)
-    assert (prepared.ast, prepared.opts) == (kernel.ast, opts)
+    assert (prepared.ast, prepared.opts) == (choice.facts.ast, choice.opts)
 
 
 @pytest.mark.parametrize("layout", ["NN", "NT", "TN"])

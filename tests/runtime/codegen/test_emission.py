@@ -14,7 +14,7 @@ from manygrad.nn import functional as F
 from manygrad.runtime.codegen.analysis.affine import TileAnalysis
 from manygrad.runtime.codegen.emit.emission import Emission
 from manygrad.runtime.codegen.emit.spec import verify
-from manygrad.runtime.codegen.loops.lanes import KernelContext, Lanes
+from manygrad.runtime.codegen.loops.lanes import Lanes, Tiling
 from manygrad.runtime.codegen.lowered import Inst, Low, LoweredProgram
 from manygrad.runtime.codegen.opts import CacheRead, Tile, Unroll, Vectorize
 from manygrad.runtime.codegen.pipeline import prepare
@@ -96,14 +96,14 @@ def test_squares_of_a_reduction_that_is_unrolled_further(shift: int, unroll: int
 def test_a_tile_that_begins_elsewhere_than_index_expressions_take_it_to() -> None:
     """What was wrong with squares: their tiles of 16 were taken to begin at multiples of 32."""
 
-    def without_squares(kernel: KernelContext, lanes: Lanes) -> TileAnalysis:
-        return analysis_of(kernel, replace(lanes, square=None))
+    def without_squares(tiling: Tiling, lanes: Lanes) -> TileAnalysis:
+        return analysis_of(tiling, replace(lanes, square=None))
 
-    analysis_of = KernelContext._analysis
+    analysis_of = Tiling._analysis
     opts = (Vectorize(1, 16), Tile(1, 32), Tile(0, 4), CacheRead(1, 2), Unroll(2, 32))
     prepare(turned_product(12, 64, 64, 8), MACHINE, opts).tree()
     with (
-        patch.object(KernelContext, "_analysis", without_squares),
+        patch.object(Tiling, "_analysis", without_squares),
         pytest.raises(AssertionError, match="begins at multiples of 16, they take it to begin at multiples of 32"),
     ):
         prepare(turned_product(12, 64, 64, 8), MACHINE, opts).tree()

@@ -11,11 +11,10 @@ import numpy as np
 import pytest
 
 from manygrad.runtime.codegen.analysis.describe import signature
-from manygrad.runtime.codegen.loops.build import Tree
 from manygrad.runtime.codegen.loops.index import const, less
 from manygrad.runtime.codegen.loops.show import show
 from manygrad.runtime.codegen.loops.spec import verify
-from manygrad.runtime.codegen.loops.tree import Barrier, For, If, Kind, Node, Nodes
+from manygrad.runtime.codegen.loops.tree import Barrier, For, If, Kind, Node, Nodes, Tree
 from manygrad.runtime.codegen.opts import Opts, canonical, legal, named, neighbours
 from manygrad.runtime.codegen.pipeline import prepare
 from manygrad.runtime.codegen.target import Machine

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from manygrad.runtime.codegen.analysis.describe import signature
+from manygrad.runtime.codegen.emit.lower import emit
 from manygrad.runtime.codegen.loops import index
-from manygrad.runtime.codegen.loops.build import Tree, build
+from manygrad.runtime.codegen.loops.build import build
 from manygrad.runtime.codegen.loops.index import Index
-from manygrad.runtime.codegen.loops.lanes import KernelContext
 from manygrad.runtime.codegen.loops.show import show, text
 from manygrad.runtime.codegen.loops.spec import verify
 from manygrad.runtime.codegen.loops.tree import (
@@ -25,12 +25,15 @@ from manygrad.runtime.codegen.loops.tree import (
     Node,
     Nodes,
     Pack,
+    PrefetchAhead,
     PrefetchLoads,
     ReduceLoop,
     Scope,
     Store,
     TileLoop,
+    Tree,
 )
+from manygrad.runtime.codegen.lowered import Low
 from manygrad.runtime.codegen.opts import loop_nest, named
 from manygrad.runtime.codegen.pipeline import prepare
 from manygrad.tensor.uop.args import RangeArg
@@ -46,7 +49,7 @@ def trees(ast: UOp) -> Iterator[Tree]:
     for machine in MACHINES.values():
         prepared = prepare(ast, machine)
         sig = signature(prepared.ast)
-        yield build(KernelContext(sig, loop_nest(sig, prepared.opts)))
+        yield build(sig, loop_nest(sig, prepared.opts))
 
 
 @given(kernels())
@@ -93,6 +96,9 @@ MUTATIONS: dict[str, tuple[type[Node], Callable[..., Nodes]]] = {
     "a prefetch of another argument": (PrefetchLoads, lambda n: (replace(n, argument=99),)),
     "a prefetch along no loop around": (PrefetchLoads, lambda n: (replace(n, ahead=NOBODY),)),
     "a prefetch of what is loaded now": (PrefetchLoads, lambda n: (replace(n, distance=0),)),
+    "partial sums that no lane has": (ReduceLoop, lambda n: (replace(n, partials=n.partials + 1),)),
+    "lanes that the group has not": (ReduceLoop, lambda n: (replace(n, across=3),)),
+    "an argument read ahead that is not loaded": (Store, lambda n: (PrefetchAhead(99, 64, (n,)),)),
     "a store past the caches of what is not stored": (Store, lambda n: (replace(n, past_caches=(99,)),)),
     "an operand that nothing is packed for": (Pack, lambda n: (replace(n, stage=replace(n.stage, offset_bytes=-1)),)),
 }
@@ -124,6 +130,18 @@ def test_a_tree_says_what_is_stored_past_the_caches() -> None:
     opts = (named("vectorize", 1, 8), named("nontemporal_store", 0))
     stored = show(prepare(gemm(8, 8, 16), MACHINES["avx2"], opts).tree()).splitlines()[-1].strip()
     assert stored == "store argument 0, argument 0 past the caches"
+
+
+def test_instructions_are_those_of_the_tree() -> None:
+    """A node taken out of the tree takes its instructions with it: emission asks nothing else for what was decided."""
+    tree = prepare(gemm(8, 8, 16), MACHINES["avx2"], (named("vectorize", 1, 8), named("read_ahead", 2, 256))).tree()
+    (ahead,) = tree.nodes
+    assert isinstance(ahead, PrefetchAhead) and show(tree).startswith("prefetch argument 2, 256 bytes ahead:\n")
+
+    def prefetches(tree: Tree) -> int:
+        return sum(i.op is Low.PREFETCH for i in emit(tree, "k").insts)
+
+    assert prefetches(tree) > 0 == prefetches(replace(tree, nodes=ahead.body))
 
 
 CONSTANTS = st.integers(-9, 9).map(index.const)

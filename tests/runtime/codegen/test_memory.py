@@ -10,7 +10,6 @@ import pytest
 from manygrad.runtime.codegen.analysis.describe import signature
 from manygrad.runtime.codegen.choose import choose
 from manygrad.runtime.codegen.cost import RECORD_BYTES, STREAM_BYTES
-from manygrad.runtime.codegen.emit.lower import lower
 from manygrad.runtime.codegen.kernel.collapse import collapse
 from manygrad.runtime.codegen.kernel.legalize import legalize
 from manygrad.runtime.codegen.lowered import Low, LoweredProgram
@@ -28,9 +27,8 @@ from manygrad.runtime.codegen.opts import (
     Tile,
     Unroll,
     Vectorize,
-    loop_nest,
 )
-from manygrad.runtime.codegen.pipeline import prepare
+from manygrad.runtime.codegen.pipeline import Prepared, prepare
 from manygrad.runtime.codegen.target import Machine
 from manygrad.runtime.devices import get_device
 from manygrad.runtime.devices.target import host_target
@@ -59,7 +57,7 @@ def double(n: int) -> UOp:
 
 def program(ast: UOp, opts: tuple[Opt, ...]) -> LoweredProgram:
     prepared = prepare(ast, host_target().machine, opts)
-    return lower(prepared.ast, loop_nest(signature(prepared.ast), opts))
+    return prepared.program()
 
 
 def count(p: LoweredProgram, op: Low, local: bool) -> int:
@@ -391,7 +389,7 @@ def test_stores_across_memory_are_turned(pixels: int, channels: int) -> None:
         np.arange(pixels, dtype=np.float32),
     ]
     opts = (Vectorize(0, 16), Tile(1, pixels), Parallel(1))
-    program = lower(ast, loop_nest(signature(ast), opts))
+    program = Prepared("k", ast, tuple(opts)).program()
     scattered = [x for x in program.insts if x.op is Low.STORE and x.src[1].lanes > 1]
     assert len(scattered) <= 2 * 2  # (at most two positions are left over, of two vectors)
     with Context(CHECK_OOB=1):

@@ -14,6 +14,7 @@ from manygrad.runtime.codegen.loops.show import show
 from manygrad.runtime.codegen.opts import (
     Block,
     CacheRead,
+    Float32Parts,
     Matrix,
     ReduceBlock,
     Tensorize,
@@ -22,7 +23,7 @@ from manygrad.runtime.codegen.opts import (
     Vectorize,
     legal,
 )
-from manygrad.runtime.codegen.pipeline import explain, prepare
+from manygrad.runtime.codegen.pipeline import choice_of, explain, prepare, rewrite
 from manygrad.runtime.codegen.target import Dot, Machine
 from manygrad.runtime.devices.target import AMX_ROWS, host_target
 from manygrad.tensor.dtype import DType, dtypes, to_dtype
@@ -80,7 +81,7 @@ def test_both_factors_are_packed_in_parts(layout: str) -> None:
     ast = gemm(512, 1536, 576, layout)
     prepared = prepare(ast, AMX)
     assert {Tile(0, 32), Tile(1, 32), Unroll(2, 32), Tensorize(2, 2), Matrix(2)} <= set(prepared.opts)
-    assert {CacheRead(0, 1), CacheRead(1, 2)} <= set(prepared.opts) and "block" in kinds(ast)
+    assert {Float32Parts(2), CacheRead(0, 1), CacheRead(1, 2)} <= set(prepared.opts) and "block" in kinds(ast)
     assert "in matrices:" in show(prepared.tree())
     for stage in stages(ast):
         assert (stage.dtype, stage.parts) == (dtypes.bfloat16, 3)
@@ -127,6 +128,23 @@ def test_given_opts_decide_whether_a_kernel_is_multiplied_in_parts() -> None:
     assert not any(is_dot(u) for u in plain.ast.toposort())
     taken = prepare(ast, AMX)
     assert prepare(ast, AMX, taken.opts).ast is taken.ast
+    unsaid = tuple(o for o in taken.opts if o != Float32Parts(2))
+    with pytest.raises(ValueError, match="REDUCEs over it are no sums of products"):
+        prepare(ast, AMX, unsaid)
+    with pytest.raises(ValueError, match=r"float32_parts\(2\): no product of float32 .* that this machine multiplies"):
+        prepare(ast, Machine(64, 32), (Vectorize(1, 16), Float32Parts(2)))
+    with pytest.raises(ValueError, match="of a matrix unit alone"):
+        prepare(ast, AMX, (Vectorize(1, 16), Float32Parts(2)))
+
+
+def test_one_operation_costs_the_same_after_a_product_in_parts() -> None:
+    """What follows the product is weighed as it was written: an exponential as one."""
+    i, j, k = loop(256, 0), loop(256, 1), red(64, 2)
+    product = reduce(load(1, add(mul(i, 64), k)).alu(Ops.MUL, load(2, add(mul(k, 256), j))), k)
+    choice = choice_of(rewrite(sink(store(0, add(mul(i, 256), j), product.alu(Ops.EXP), i, j)), AMX), AMX)
+    operations = choice.facts.operations
+    assert Float32Parts(2) in choice.opts and sum(u.op is Ops.EXP for u in operations) == 1
+    assert [u for u in operations if u.op is Ops.REDUCE] == list(choice.facts.sig.reduces)
 
 
 def test_no_vector_instruction_multiplies_parts() -> None:

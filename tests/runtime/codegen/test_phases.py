@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from manygrad.runtime.codegen.analysis.describe import part_held, signature
-from manygrad.runtime.codegen.emit.lower import lower
 from manygrad.runtime.codegen.kernel.split_phases import phased_loops, split_phases
 from manygrad.runtime.codegen.lowered import Low
 from manygrad.runtime.codegen.opts import (
@@ -21,9 +20,8 @@ from manygrad.runtime.codegen.opts import (
     Unroll,
     Vectorize,
     legal,
-    loop_nest,
 )
-from manygrad.runtime.codegen.pipeline import prepare
+from manygrad.runtime.codegen.pipeline import Prepared, prepare
 from manygrad.runtime.codegen.target import Machine
 from manygrad.runtime.devices import get_device
 from manygrad.runtime.devices.target import host_target
@@ -125,7 +123,7 @@ def test_a_tile_of_whole_rows_knows_its_edges() -> None:
     """Of 6 pixels x 3 taps, 2 lie outside: with all of them in one tile, 16 FMAs are made."""
     opts = (Vectorize(1, 16), Tile(2, 6), Unroll(4, 3), Skip(4))
     ast = input_gradient(6, 1)
-    program = lower(ast, loop_nest(signature(ast), opts))
+    program = Prepared("k", ast, tuple(opts)).program()
     assert sum(x.op is Low.FMA for x in program.insts) == 2 * 16  # (the last vector of OUT is a partial one)
     assert not any(x.op is Low.IF for x in program.insts)
 
@@ -152,7 +150,7 @@ def test_versions_by_where_a_tile_lies(tile: int) -> None:
         Parallel(2),
     )
     ast, data = input_gradient(14, 1), arrays(14, 1)
-    program = lower(ast, loop_nest(signature(ast), opts))
+    program = Prepared("k", ast, tuple(opts)).program()
     innermost = {
         max(i for i in range(at) if program.insts[i].op is Low.LOOP)
         for at, x in enumerate(program.insts)

@@ -130,9 +130,9 @@ def random_opts(draw: st.DrawFn, ast: UOp) -> tuple[Opt, ...]:
     """Any legal plan that is not the heuristic's."""
     sig = signature(ast)
     opts: list[Opt] = []
-    lane = draw(st.sampled_from([None, *sig.loops]))
+    vectorized = draw(st.sampled_from([None, *sig.loops]))
     for r in sig.loops:
-        lanes = draw(st.sampled_from([2, 4, 16])) if r is lane else 1
+        lanes = draw(st.sampled_from([2, 4, 16])) if r is vectorized else 1
         if lanes > 1:
             opts.append(Vectorize(r.arg.id, lanes))
         tile = lanes * draw(st.integers(1, 3))

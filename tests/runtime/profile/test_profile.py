@@ -1,4 +1,4 @@
-"""Traces: their form, their lanes, nothing when nobody listens, one file a rank."""
+"""Traces: their form, their tracks, nothing when nobody listens, one file a rank."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def test_a_trace_has_chromes_form_and_all_lanes(tmp_path: Path) -> None:
         for _ in range(3):
             step(x)
     found = json.loads(path.read_text())
-    lanes = {e["args"]["name"] for e in found["traceEvents"] if e["name"] == "thread_name"}
-    assert {"steps", "schedule", "compile", "kernels CPU:0", "kernels CPU:1", "copies CPU:1", "collectives"} <= lanes
+    tracks = {e["args"]["name"] for e in found["traceEvents"] if e["name"] == "thread_name"}
+    assert {"steps", "schedule", "compile", "kernels CPU:0", "kernels CPU:1", "copies CPU:1", "collectives"} <= tracks
     assert len(spans(found, "steps")) == 3 and len(p.events) == sum(e["ph"] == "X" for e in found["traceEvents"])
     for e in found["traceEvents"]:
         assert e["pid"] == 0 and isinstance(e["tid"], int) and e["ph"] in "XM"
@@ -82,10 +82,10 @@ def test_kernels_of_a_native_graph_have_their_own_times() -> None:
     (graph,) = step.captured.items
     with manygrad.profile() as p:
         out = step(x)
-    kernels = [e for e in p.events if e.lane == "kernels CPU:0"]
+    kernels = [e for e in p.events if e.track == "kernels CPU:0"]
     assert [e.name for e in kernels] == [i.kernel.name for i in graph.items]  # type: ignore[attr-defined]
     assert all(a.end <= b.start + 1e-9 for a, b in pairwise(kernels))
-    (whole,) = [e for e in p.events if e.lane == "steps"]
+    (whole,) = [e for e in p.events if e.track == "steps"]
     assert whole.start <= kernels[0].start and kernels[-1].end <= whole.end  # the clock of the native code is Python's
     assert (out.numpy() == 16 * 16 + 1).all()
 

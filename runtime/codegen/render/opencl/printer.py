@@ -69,8 +69,8 @@ def items_of_group(program: LoweredProgram, target: OpenCLTarget) -> int:
 
 def subgroup_of(program: LoweredProgram, target: OpenCLTarget) -> int:
     """The least size of subgroups in which the program's work items can exchange values; 0: none, or they do not."""
-    lanes = max((2 * x.arg for x in program.insts if x.op is Low.EXCHANGE), default=0)
-    return next((n for n in target.subgroups if n >= lanes > 0), 0)
+    items = max((2 * x.arg for x in program.insts if x.op is Low.EXCHANGE), default=0)
+    return next((n for n in target.subgroups if n >= items > 0), 0)
 
 
 def exchange_bytes(program: LoweredProgram, target: OpenCLTarget) -> int:

@@ -20,7 +20,7 @@ from manygrad.runtime.current import use
 from manygrad.runtime.exchange.communication import Communication
 from manygrad.runtime.executors.collective import CollectiveItem
 from manygrad.runtime.executors.items import CopyItem, ExecItem, Vars, run_items
-from manygrad.runtime.executors.lanes import Lane, StartItem, WaitItem, in_order, overlapped
+from manygrad.runtime.executors.overlap import CollectiveThread, StartItem, WaitItem, in_order, overlapped
 from manygrad.runtime.runtime import Runtime
 from manygrad.tensor.dtype import dtypes
 
@@ -154,57 +154,57 @@ class Job:
 
 @pytest.mark.parametrize("fails", ["begin", "finish", "settle"])
 def test_a_lane_runs_in_order_and_stops_at_a_failure(fails: str) -> None:
-    lane, ran = Lane(), list[tuple[str, int]]()
-    numbers = [lane.start(Job(ran, i)) for i in range(100)]
-    lane.wait(numbers[-1])
+    thread, ran = CollectiveThread(), list[tuple[str, int]]()
+    numbers = [thread.start(Job(ran, i)) for i in range(100)]
+    thread.wait(numbers[-1])
     for what in ("begin", "finish", "settle"):
         assert [i for found, i in ran if found == what] == list(range(100))
-    good, bad, after = (lane.start(Job(ran, i, fails if i == 101 else "")) for i in range(100, 103))
-    lane.wait(good)
+    good, bad, after = (thread.start(Job(ran, i, fails if i == 101 else "")) for i in range(100, 103))
+    thread.wait(good)
     for number in (bad, after):
         with pytest.raises(ValueError, match="lost"):
-            lane.wait(number)
-    lane.drain()
+            thread.wait(number)
+    thread.drain()
     finished = [i for what, i in ran if what == "finish"]
     assert finished[:101] == list(range(101)) and len(finished) <= (103 if fails == "settle" else 101)
     assert [i for what, i in ran if what == "settle"] == list(range(101))
-    lane.wait(lane.start(Job(ran, 103)))
+    thread.wait(thread.start(Job(ran, 103)))
     assert ran[-1] == ("settle", 103)
 
 
 def test_results_are_there_before_others_have_read_what_is_lent() -> None:
-    lane, ran, may = Lane(), list[tuple[str, int]](), threading.Event()
+    thread, ran, may = CollectiveThread(), list[tuple[str, int]](), threading.Event()
     first = Job(ran, 0)
     first.settle = lambda: (may.wait(20), first.note("settle"))  # type: ignore[method-assign, assignment]
-    number = lane.start(first)
-    lane.wait(number, settled=False)
+    number = thread.start(first)
+    thread.wait(number, settled=False)
     assert ran == [("begin", 0), ("finish", 0)]
     may.set()
-    lane.wait(number)
+    thread.wait(number)
     assert ran[-1] == ("settle", 0)
 
 
 def test_the_next_ones_begin_before_the_first_is_finished() -> None:
-    lane, ran, may = Lane(), list[tuple[str, int]](), threading.Event()
+    thread, ran, may = CollectiveThread(), list[tuple[str, int]](), threading.Event()
     first = Job(ran, 0)
     first.begin = lambda: (may.wait(20), first.note("begin"))  # type: ignore[method-assign, assignment]
     for job in (first, Job(ran, 1), Job(ran, 2)):
-        last = lane.start(job)
+        last = thread.start(job)
     may.set()  # (all three are there)
-    lane.wait(last)
+    thread.wait(last)
     begun = [("begin", i) for i in range(3)]
     assert ran == [*begun, ("finish", 0), ("finish", 1), ("settle", 0), ("finish", 2), ("settle", 1), ("settle", 2)]
 
 
 def test_no_more_is_sent_ahead_than_is_granted() -> None:
-    lane, ran, may = Lane(), list[tuple[str, int]](), threading.Event()
+    thread, ran, may = CollectiveThread(), list[tuple[str, int]](), threading.Event()
     jobs = [Job(ran, i) for i in range(5)]
     jobs[0].begin = lambda: (may.wait(20), jobs[0].note("begin"))  # type: ignore[method-assign, assignment]
     for job in jobs:
         job.ahead_nbytes = AHEAD_NBYTES * 3 // 4
-        last = lane.start(job)
+        last = thread.start(job)
     may.set()
-    lane.wait(last)
+    thread.wait(last)
     sent = most = 0
     for what, _ in ran:
         sent += {"begin": 1, "finish": -1}.get(what, 0)
@@ -232,7 +232,7 @@ class Waits:
 @pytest.mark.parametrize("where", ["finish", "settle"])
 def test_what_is_started_while_one_waits_is_begun_at_once(where: str) -> None:
     endpoint, ran = Waits(), list[tuple[str, int]]()
-    lane = Lane(endpoint)  # type: ignore[arg-type]
+    thread = CollectiveThread(endpoint)  # type: ignore[arg-type]
     first, second = Job(ran, 0), Job(ran, 1)
     waits = threading.Event()
 
@@ -242,11 +242,11 @@ def test_what_is_started_while_one_waits_is_begun_at_once(where: str) -> None:
         first.note(where)
 
     setattr(first, where, wait)
-    lane.start(first)
+    thread.start(first)
     assert waits.wait(20)
-    lane.wait(lane.start(second))
+    thread.wait(thread.start(second))
     assert ran.index(("begin", 1)) < ran.index((where, 0)) and ran[-1] == ("settle", 1)
-    assert lane.wait(lane.start(Job(ran, 2))) is None and ran[-1] == ("settle", 2)
+    assert thread.wait(thread.start(Job(ran, 2))) is None and ran[-1] == ("settle", 2)
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -254,7 +254,7 @@ def test_what_is_started_while_one_waits_is_begun_at_once(where: str) -> None:
 def test_what_was_begun_goes_on_while_one_before_it_waits(where: str, fails: bool) -> None:
     """Its error is kept until it is its turn; and a wait within goes on with nothing."""
     endpoint, ran = Waits(), list[tuple[str, int]]()
-    lane = Lane(endpoint)  # type: ignore[arg-type]
+    thread = CollectiveThread(endpoint)  # type: ignore[arg-type]
     jobs = [Job(ran, i, "advance" if fails and i == 2 else "") for i in range(4)]
 
     asked = 0
@@ -284,28 +284,28 @@ def test_what_was_begun_goes_on_while_one_before_it_waits(where: str, fails: boo
     setattr(jobs[0], where, wait)
     for job in jobs:
         job.advance = partial(advance, job)  # type: ignore[method-assign]
-    numbers = [lane.start(jobs[0])]
+    numbers = [thread.start(jobs[0])]
     assert waits.wait(20)
-    numbers += [lane.start(job) for job in jobs[1:]]
-    lane.wait(numbers[1])
+    numbers += [thread.start(job) for job in jobs[1:]]
+    thread.wait(numbers[1])
     assert ran.index(("advance", 1)) < ran.index((where, 0))
     if fails:
         with pytest.raises(ValueError, match="lost"):
-            lane.wait(numbers[3])
-        lane.drain()
+            thread.wait(numbers[3])
+        thread.drain()
         assert ("finish", 2) not in ran and ("finish", 1) in ran and ("settle", 1) in ran
     else:
-        lane.wait(numbers[3])
+        thread.wait(numbers[3])
         assert [i for what, i in ran if what == "finish"] == [0, 1, 2, 3]
         assert ran.index(("advance", 2)) < ran.index((where, 0))
 
 
-def test_the_thread_of_a_lane_ends_with_it() -> None:
-    lane = Lane()
-    lane.wait(lane.start(Job([], 0)))
-    thread = lane._thread
+def test_the_thread_ends_with_its_object() -> None:
+    collectives = CollectiveThread()
+    collectives.wait(collectives.start(Job([], 0)))
+    thread = collectives._thread
     assert thread is not None and thread.is_alive()
-    del lane
+    del collectives
     thread.join(20)
     assert not thread.is_alive()
 
@@ -323,17 +323,17 @@ def test_an_error_beside_the_steps_of_the_work_ends_the_thread_and_is_raised() -
             pass
 
     with use(Runtime()) as runtime:
-        lane, ran = Lane(), list[tuple[str, int]]()
-        lane.wait(lane.start(Job(ran, 0)))
+        thread, ran = CollectiveThread(), list[tuple[str, int]]()
+        thread.wait(thread.start(Job(ran, 0)))
         began = time.monotonic()
-        for number in (lane.start(Odd(ran, 1)), lane.start(Job(ran, 2))):
+        for number in (thread.start(Odd(ran, 1)), thread.start(Job(ran, 2))):
             with pytest.raises(ZeroDivisionError, match="odd") as raised:
-                lane.wait(number)
+                thread.wait(number)
             assert "(this has ended the thread manygrad-collectives)" in raised.value.__notes__
-        lane.drain()
+        thread.drain()
         assert time.monotonic() - began < 15 and ran[-1] == ("settle", 0)
         runtime.epoch.threads.check()
-        Lane().start(Odd(ran, 1))
+        CollectiveThread().start(Odd(ran, 1))
         until = time.monotonic() + 20
         while runtime.epoch.threads.alive():
             assert time.monotonic() < until
@@ -343,13 +343,13 @@ def test_an_error_beside_the_steps_of_the_work_ends_the_thread_and_is_raised() -
 
 def test_no_thread_of_a_lane_is_left_when_its_runtime_ends() -> None:
     with use(Runtime()) as runtime:
-        lanes = [Lane() for _ in range(2)]
-        for lane in lanes:
-            lane.wait(lane.start(Job([], 0)))
+        threads = [CollectiveThread() for _ in range(2)]
+        for thread in threads:
+            thread.wait(thread.start(Job([], 0)))
         assert runtime.epoch.threads.alive() == ["manygrad-collectives"] * 2
         assert runtime.epoch.threads.close(20) == [] == runtime.epoch.threads.alive()
         with pytest.raises(RuntimeError, match="has ended, with its epoch"):
-            lanes[0].wait(lanes[0].start(Job([], 1)))
+            threads[0].wait(threads[0].start(Job([], 1)))
 
 
 def test_after_a_failure_nothing_is_under_way() -> None:
@@ -396,8 +396,8 @@ def late_peer() -> tuple[int, int, list[float]]:
     GlobalCounters.reset()
     with manygrad.profile() as p:
         total.realize(*products)
-    (collective,) = [e for e in p.events if e.lane == "collectives"]
-    kernels = [e for e in p.events if e.lane.startswith("kernels")]
+    (collective,) = [e for e in p.events if e.track == "collectives"]
+    kernels = [e for e in p.events if e.track.startswith("kernels")]
     assert GlobalCounters.net_wait_s <= GlobalCounters.net_time_s + 0.1
     return sum(e.end < collective.end for e in kernels), len(kernels), total.tolist()
 

@@ -1,4 +1,4 @@
-"""Lanes: collectives run in a thread of their own while kernels run, each from where it stands in the order.
+"""Collectives run in a thread of their own while kernels run, each from where it stands in the order.
 
     k1  all_reduce(g)  k2  k3(g)      ==>      k1  start(all_reduce(g))  k2  wait(all_reduce(g))  k3(g)
 
@@ -51,7 +51,7 @@ class Work(Protocol):
     def settle(self) -> None: ...
 
 
-class Lane:
+class CollectiveThread:
     """Runs what it is given in order, in a thread of the epoch's scope, which ends with it. For one caller at a time.
     `endpoint`: in whose waits what has come meanwhile is begun."""
 
@@ -68,7 +68,7 @@ class Lane:
     def start(self, work: Work) -> int:
         """Returns a number to `wait` for."""
         if self._thread is None:
-            queue, done = self._queue, self._done  # (not this lane, which ends the thread when nobody holds it)
+            queue, done = self._queue, self._done  # (not this object, which ends the thread when nobody holds it)
             self._thread = current().epoch.threads.start(
                 "manygrad-collectives",
                 *(_serve, queue, done, self._endpoint),
@@ -104,10 +104,10 @@ class Lane:
             done.error = None
 
 
-def lane_of(communication: Communication) -> Lane:
-    """The lane in which its collectives run beside kernels, made at the first need."""
-    if not isinstance(communication.beside, Lane):
-        communication.beside = Lane(communication.endpoint)
+def thread_of(communication: Communication) -> CollectiveThread:
+    """The thread in which its collectives run beside kernels, made at the first need."""
+    if not isinstance(communication.beside, CollectiveThread):
+        communication.beside = CollectiveThread(communication.endpoint)
     return communication.beside
 
 
@@ -260,7 +260,7 @@ class StartItem(ExecItem):
 
     def __init__(self, item: CollectiveItem):
         self.item, self.buffers, self.line, self.name = item, item.buffers, item.line, item.name
-        self.lane_of = lane_of(item.communication)
+        self.thread = thread_of(item.communication)
         self.number = 0
 
     @property
@@ -272,7 +272,7 @@ class StartItem(ExecItem):
 
     def run(self, vars: Vars) -> None:
         self.item.count()
-        self.number = self.lane_of.start(_Begun(self.item, vars))
+        self.number = self.thread.start(_Begun(self.item, vars))
 
     def run_profiled(self, vars: Vars) -> None:
         self.run(vars)  # (the collective tells of itself)
@@ -282,7 +282,7 @@ class WaitItem(ExecItem):
     """Waits for the results of a collective that was started, or until it is `settled`. It is what completes what the
     collective writes."""
 
-    lane = "waiting"
+    track = "waiting"
 
     def __init__(self, started: StartItem, settled: bool):
         self.started, self.settled, self.buffers, self.line = started, settled, started.buffers, started.line
@@ -297,7 +297,7 @@ class WaitItem(ExecItem):
 
     def run(self, vars: Vars) -> None:
         began = time.perf_counter()
-        self.started.lane_of.wait(self.started.number, self.settled)
+        self.started.thread.wait(self.started.number, self.settled)
         self.started.item.communication.waited(time.perf_counter() - began)
 
 
