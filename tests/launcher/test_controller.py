@@ -18,7 +18,9 @@ from manygrad.launcher.messages import (
     PROTOCOL,
     AgentBeat,
     AgentLost,
+    AtStep,
     Closed,
+    Committed,
     Event,
     Exited,
     Failed,
@@ -31,6 +33,7 @@ from manygrad.launcher.messages import (
     Spawned,
     Started,
     Stopping,
+    Terminated,
     Tick,
     Values,
 )
@@ -257,21 +260,24 @@ def test_what_comes_when_all_may_go_is_late() -> None:
 
 
 TABLE = """
-           waiting  spawned  joined  connecting  running   finished  failed  exited
-Spawned    spawned  -        joined  connecting  running   finished  failed  -
-Hello      joined   joined   -       -           -         -         -       -
-Started    -        -        -       running     -         -         -       -
-Progress   waiting  spawned  joined  connecting  running   finished  -       -
-Planned    -        -        -       -           running   -         -       -
-Values     -        -        -       -           running   -         -       -
-Finished   -        -        -       -           finished  -         -       -
-Failed     failed   failed   failed  failed      failed    failed    -       exited
-Stopping   waiting  spawned  joined  connecting  running   finished  -       -
-AgentBeat  waiting  spawned  joined  connecting  running   finished  failed  exited
-Exited     exited   exited   exited  exited      exited    exited    exited  -
-Closed     -        -        -       -           -         -         -       exited
-AgentLost  exited   exited   exited  exited      exited    exited    exited  exited
-Output     -        -        -       -           -         -         -       -
+            waiting  spawned  joined  connecting  running   finished  failed  exited
+Spawned     spawned  -        joined  connecting  running   finished  failed  -
+Hello       joined   joined   -       -           -         -         -       -
+Started     -        -        -       running     -         -         -       -
+Progress    waiting  spawned  joined  connecting  running   finished  -       -
+Planned     -        -        -       -           running   -         -       -
+Values      -        -        -       -           running   -         -       -
+Finished    -        -        -       -           finished  -         -       -
+Failed      failed   failed   failed  failed      failed    failed    -       exited
+Stopping    waiting  spawned  joined  connecting  running   finished  -       -
+AgentBeat   waiting  spawned  joined  connecting  running   finished  failed  exited
+Exited      exited   exited   exited  exited      exited    exited    exited  -
+Closed      -        -        -       -           -         -         -       exited
+AgentLost   exited   exited   exited  exited      exited    exited    exited  exited
+Output      -        -        -       -           -         -         -       -
+Committed   -        -        -       -           running   -         failed  exited
+AtStep      -        -        -       -           running   -         -       -
+Terminated  -        -        -       -           running   -         -       -
 """
 
 
@@ -363,6 +369,7 @@ def any_event(draw: st.DrawFn, n: int) -> Event | Interrupt | Tick:
         Progress: lambda: Progress(
             r, draw(st.none() | st.integers(0, 200)), draw(count), draw(count), draw(count), "c",
             takes_interrupt=draw(st.booleans()), waits_for=draw(st.integers(-1, n)), waits_ms=draw(count) * 3000,
+            saves=draw(st.booleans()),
         ),
         Planned: lambda: Planned(
             r, draw(count), draw(st.sampled_from("112")), "p", draw(count), draw(st.sampled_from(["", "?"]))
@@ -370,11 +377,14 @@ def any_event(draw: st.DrawFn, n: int) -> Event | Interrupt | Tick:
         Values: lambda: Values(r, draw(st.sampled_from("ab")), draw(st.sampled_from(["0\t1\tx", "0\t2\tx", "?"]))),
         Finished: lambda: Finished(r, draw(count), "c"),
         Failed: lambda: Failed(
-            r, draw(st.sampled_from(["ValueError", "SystemExit", "KeyboardInterrupt"])), "", "", "", None, draw(count),
-            draw(st.booleans()), draw(st.sampled_from(["", "collective", "plan", "peer", "launcher"])),
+            r, draw(st.sampled_from(["ValueError", "SystemExit", "KeyboardInterrupt", "Preempted"])), "", "", "", None,
+            draw(count), draw(st.booleans()), draw(st.sampled_from(["", "collective", "plan", "peer", "launcher"])),
             draw(st.integers(-1, n)),
         ),
         Stopping: lambda: Stopping(r, "t.py:1"),
+        Committed: lambda: Committed(r, draw(count)),
+        AtStep: lambda: AtStep(r, draw(count)),
+        Terminated: lambda: Terminated(r),
         AgentBeat: lambda: AgentBeat(r, draw(st.sampled_from(["", "T", "D", "R"])), draw(count)),
         Exited: lambda: Exited(r, draw(st.sampled_from([0, 1, -9, -70]))),
         Closed: lambda: Closed(r),
