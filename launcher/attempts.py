@@ -130,7 +130,8 @@ class Attempts:
         return places
 
     def _tell(self, run: Run, then: str) -> None:
-        """The failure of an attempt that is not the last."""
+        """The failure of an attempt that is not the last. `report.json` has it at once: a launcher may be killed."""
+        self._keep(self._details(run, run.controller.exit_code))
         text = report.render(run.controller, self._paths(run), self.command, ends=False)
         self.around.terminal.put([("stderr", text)])
         self.around.say(then)
@@ -161,8 +162,15 @@ class Attempts:
             text += f"launcher: exit code {code}\n"
         elif spent := report.communication(c):
             write(sys.stderr, f"launcher: {spent}\n")
+        details = self._details(run, code)
+        self._keep(details, last=True)
+        return Outcome(code, text, c.root.rank if c.root else None, self.around.run_dir, details, run.results)
+
+    def _details(self, run: Run, exit_code: int) -> dict[str, Any]:
+        """The content of `report.json`."""
+        c = run.controller
         startup = {"ray": run.ready_s, "join": run.after(c.run.joined_at), "run": run.after(c.run.running_at)}
-        details = report.as_dict(
+        details: dict[str, Any] = report.as_dict(
             c,
             self._paths(run),
             job=self.job.id,
@@ -173,24 +181,22 @@ class Attempts:
             duration_s=round(time.monotonic() - self.around.began, 3),
             startup_s={k: round(v, 3) for k, v in startup.items()},
             rejected_messages=run.server.rejected,
-            attempts=[s.as_dict() for s in stories],
+            attempts=[s.as_dict() for s in self.restarts.stories],
         )
-        details["exit_code"] = code
-        self._keep(details)
-        return Outcome(code, text, c.root.rank if c.root else None, self.around.run_dir, details, run.results)
+        return details | {"exit_code": exit_code}
 
-    def _keep(self, details: dict[str, Any]) -> None:
+    def _keep(self, details: dict[str, Any], last: bool = False) -> None:
         """Write `report.json`; say once what could not be kept. The run's outcome stands."""
         around = self.around
         trouble = around.logs.trouble()
         try:
             report.write_json(os.path.join(around.run_dir, "report.json"), details)
-            if os.environ.get("PROFILE") == "1" and (path := traces.join(around.run_dir)):
+            if last and os.environ.get("PROFILE") == "1" and (path := traces.join(around.run_dir)):
                 write(sys.stderr, f"launcher: the profile of all ranks is in {path}\n")
         except (OSError, ValueError) as e:
             trouble = trouble or str(e)
         trouble = trouble or around.terminal.trouble
-        if trouble:
+        if trouble and last:
             write(
                 sys.stderr,
                 f"launcher: warning: the logs or the report could not be kept whole: {trouble}; "

@@ -1,10 +1,10 @@
 """Whether a failed run is attempted again: pure, from the stories of the attempts so far.
 
 An attempt makes progress if it commits a checkpoint later than those before, or comes further than the one before it.
-A fault of the program itself (an exception, an exit code, ranks that differ) that comes twice without progress would
-come again, and a fault from outside (a killed process, a lost host) that comes three times at the same step is the
-step's: these are not retried. Who asks for the end (Ctrl-C, SIGTERM, --timeout) gets it. A rank that was preempted is
-replaced, and does not count.
+A fault of the program itself (an exception, an exit code, ranks that differ) that comes twice at the same step without
+a checkpoint in between would come again, and one from outside (a killed process, a lost host) that comes three times
+there is the step's: these are not retried. Who asks for the end (Ctrl-C, SIGTERM, --timeout) gets it. A rank that was
+preempted is replaced, and does not count.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ REPEATS, REPEATS_OUTSIDE = 2, 3  # so many times the same fault without progress
 
 @dataclass(frozen=True)
 class AttemptStory:
-    """One attempt: `at_s` and `took_s` are seconds since the run began; `step` is the last one that any rank told of,
-    `saved` that of the last checkpoint that it committed; `running_s`: from its beginning until all ranks ran."""
+    """One attempt: `at_s` is seconds since the run began, `took_s` its length; `step` is the last one that any rank
+    told of, `saved` that of the last checkpoint that it committed; `running_s`: from its beginning until all ranks
+    ran."""
 
     epoch: int
     nodes: int
@@ -127,16 +128,15 @@ class Restarts:
         return (story.saved is not None and story.saved > saved) or _step(story) > _step(before)
 
     def _same(self, story: AttemptStory) -> int:
-        """How many attempts in a row, with the last, have met its fault without progress: those from outside, which say
-        nothing of the place, at the very same step."""
+        """How many attempts in a row, with the last, have met its fault at its step (of which ranks may be one ahead of
+        each other), without a later checkpoint."""
         same = 1
         for i in range(len(self.stories) - 1, 0, -1):
             here, before = self.stories[i], self.stories[i - 1]
             saved = max((s.saved for s in self.stories[:i] if s.saved is not None), default=-1)
             if before.root is None or before.fault != story.fault or (here.saved is not None and here.saved > saved):
                 break
-            outside = story.fault[0] in OUTSIDE
-            if _step(here) != _step(before) if outside else _step(here) > _step(before):
+            if abs(_step(here) - _step(before)) > (story.fault[0] not in OUTSIDE):
                 break
             same += 1
         return same

@@ -49,14 +49,13 @@ def test_restarts_are_exhausted() -> None:
     assert isinstance(found, Over) and found.exit_code == EXIT_RESTARTS == 75 and "--max-restarts 2" in found.text
 
 
-@pytest.mark.parametrize("second", [(9, None), (3, None), (None, None), (12, 10)])
+@pytest.mark.parametrize("second", [(9, None), (10, None), (8, None), (3, None), (None, None), (12, None), (9, 9)])
 def test_a_fault_of_the_program_that_comes_again(second: tuple[int | None, int | None]) -> None:
-    """At the same step or an earlier one, with other numbers in its text: it is not retried, unless there was
-    progress."""
+    """At the same step (or one that another rank was ahead), with other numbers in its text: it is not retried."""
     step, saved = second
     again = Failure(0, "exception", "ValueError: loss is 7", 1, where=RAISED.where)
     found = after(5, story(RAISED, 9), story(again, step, saved))
-    if saved is None:
+    if saved is None and step in (8, 9, 10):
         assert isinstance(found, Over) and found.exit_code is None and "2 times without progress" in found.text
         assert "loss is 7" in found.text
     else:
