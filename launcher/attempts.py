@@ -47,6 +47,7 @@ class Attempts:
     def __init__(self, around: Surroundings) -> None:
         self.around, self.job, self.started = around, around.job, time.time()
         self.restarts = Restarts(around.job.max_restarts)
+        around.inquiries.stories = self.restarts.stories
         self.command = readable(
             shlex.join([self.job.target, *self.job.args])
             if self.job.kind != "function"
@@ -86,6 +87,7 @@ class Attempts:
                 around.signals.supervised = True
             left_s = self._left_s()
             run = Run(around, server, places, began, None if left_s is None else max(left_s, 1e-3))
+            around.inquiries.attempt = run
             run.run()
         finally:
             server.close()

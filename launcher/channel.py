@@ -372,6 +372,8 @@ class Channel:
             elif kind == "save_at":
                 epoch.training.save_at = int(message["step"])
             self.changed.notify_all()
+        if kind == "stacks":
+            self.send("stacks", text=stacks_of_threads(self._main))
         if kind == "interrupt" and self.takes_interrupt and self._main is not None:
             signal.pthread_kill(self._main, signal.SIGINT)
         if kind == "abort" and epoch.abort_reason is None:
@@ -405,6 +407,16 @@ def is_user_file(filename: str) -> bool:
     if f"{os.sep}site-packages{os.sep}" in filename:
         return False
     return not is_own(filename) and not filename.startswith(_OUTSIDE)
+
+
+def stacks_of_threads(main: int | None) -> str:
+    """The Python stack of each thread, the main thread's first."""
+    names = {t.ident: t.name for t in threading.enumerate()}
+    frames = sorted(sys._current_frames().items(), key=lambda x: x[0] != main)
+    return "".join(
+        f"  thread {names.get(ident, ident)}:\n" + "".join(f"  {line}" for line in traceback.format_stack(frame))
+        for ident, frame in frames
+    )
 
 
 def where_is(frame: FrameType | None) -> str:

@@ -113,6 +113,7 @@ def help_text() -> str:
     lines = [
         "usage: launcher SCRIPT [options] [-- script args]",
         "       launcher -m MODULE [options] [-- script args]",
+        "       launcher status|stacks|stop RUN_DIR     of a run that goes on",
         "",
         "Run a Python script on N workers, or without --nodes in this process.",
         "",

@@ -20,6 +20,7 @@ from manygrad.errors import Infeasible, UsageError
 from .attempts import Attempts, Outcome
 from .cluster import Cluster
 from .guard import Guard
+from .inquiries import Inquiries
 from .interrupts import START_FAILED, Signals, StartFailed, StartInterrupted
 from .janitor import Janitor, adopt_orphans, collect_children, sweep
 from .job import Job
@@ -74,7 +75,7 @@ def _run_in(run_dir: str, job: Job, signals: Signals, began: float, last: bool) 
             logs.close()
             logs.remove()
         raise UsageError(readable(f"cannot write: {e}; choose another run directory with --run-dir")) from None
-    cluster, terminal = Cluster(job, folder), Terminal()
+    cluster, terminal, inquiries = Cluster(job, folder), Terminal(), None
     janitor = Janitor(job.id, folder)
     guard = Guard(lambda text: _start_failed(text, job, folder, signals, last))
     try:
@@ -83,11 +84,14 @@ def _run_in(run_dir: str, job: Job, signals: Signals, began: float, last: bool) 
             cluster.start()
             signals.again()
             places = cluster.place()
-        around = Surroundings(job, cluster, run_dir, folder, logs, terminal, signals, guard, began)
+        inquiries = Inquiries(job.id, folder, run_dir, signals)
+        around = Surroundings(job, cluster, run_dir, folder, logs, terminal, signals, guard, began, inquiries)
         return Attempts(around).run(places)
     finally:
         guard.stop()
         terminal.close(lambda: True)
+        if inquiries is not None:
+            inquiries.close()
         logs.close()
         if not signals.supervised:
             logs.remove()

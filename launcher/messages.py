@@ -162,6 +162,13 @@ class Output(Event):
 
 
 @dataclass(frozen=True)
+class Stacks(Event):
+    """Where the worker's threads are, for who has asked (`launcher/inquiries.py`); not for the controller."""
+
+    text: str
+
+
+@dataclass(frozen=True)
 class AgentBeat(Event):
     """The supervisor's heartbeat, with the state of the worker's process (`T`: stopped; empty: ended)
     and the CPU time it has used."""
@@ -203,7 +210,20 @@ class Tick:
 
 WORKER_EVENTS = {
     c.__name__.lower(): c
-    for c in (Hello, Started, Progress, Planned, Values, Failed, Stopping, Finished, Committed, AtStep, Terminated)
+    for c in (
+        Hello,
+        Started,
+        Progress,
+        Planned,
+        Values,
+        Failed,
+        Stopping,
+        Finished,
+        Committed,
+        AtStep,
+        Terminated,
+        Stacks,
+    )
 }
 AGENT_EVENTS = {c.__name__.lower(): c for c in (Spawned, AgentBeat, Output, Exited, Closed)}
 _ACCEPTED: dict[str, tuple[type, ...]] = {

@@ -16,12 +16,13 @@ from .cluster import Cluster, Place
 from .control import ControlServer
 from .controller import Controller
 from .guard import Guard
+from .inquiries import Inquiries
 from .instructions import Beat, Done, Instruction, Kill, Send, Warn
 from .interrupts import Signals
 from .janitor import EPOCH_MARK, MARK
 from .job import Job
 from .logs import Console, RankLogs, Terminal
-from .messages import AgentLost, Event, Exited, Failed, Interrupt, Output, Spawned, Tick
+from .messages import AgentLost, Event, Exited, Failed, Interrupt, Output, Spawned, Stacks, Tick
 from .ranks import State
 from .spec import WorkerSpec
 from .supervisor import SHARES
@@ -43,6 +44,7 @@ class Surroundings:
     signals: Signals
     guard: Guard
     began: float
+    inquiries: Inquiries
 
     def say(self, text: str) -> None:
         if not self.job.quiet:
@@ -189,7 +191,13 @@ class Run:
             if real >= next_lost:
                 next_lost = real + LOST_EVERY_S
                 events += self._lost()
+            if self.around.inquiries.stacks_wanted:
+                self.around.inquiries.stacks_wanted = False
+                self.server.send("worker", range(self.size), "stacks")
             for event in [*events, Tick()]:
+                if isinstance(event, Stacks):
+                    self.around.inquiries.take(event)
+                    continue
                 if isinstance(event, Output):
                     self.logs.write(event.rank, event.text)
                     self._print(self.console.feed(event.rank, event.stream, event.text, real))

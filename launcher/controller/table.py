@@ -26,6 +26,7 @@ from ..messages import (
     Planned,
     Progress,
     Spawned,
+    Stacks,
     Started,
     Stopping,
     Terminated,
@@ -41,6 +42,7 @@ Handler = Callable[[RunState, Rank, Any, float], None]
 KINDS: tuple[Kind, ...] = (
     Spawned, Hello, Started, Progress, Planned, Values, Finished, Failed, Stopping, AgentBeat, Exited, Closed,
     AgentLost, Output, Committed, AtStep, Terminated,
+    Stacks,
 )  # fmt: skip
 
 WAITING, SPAWNED, JOINED, CONNECTING, RUNNING, FINISHED, FAILED, EXITED = State
@@ -100,6 +102,7 @@ UNFIT: dict[tuple[State, Kind], str] = {
     **_not_in((EXITED,), "it has ended before", Exited),
     **_not_in((*NOT_ENDED, FAILED), "its process has not ended", Closed),
     **_not_in(tuple(State), "output goes to the logs", Output),
+    **_not_in(tuple(State), "stacks go to who has asked for them", Stacks),
 }
 
 

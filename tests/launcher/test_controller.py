@@ -31,6 +31,7 @@ from manygrad.launcher.messages import (
     Planned,
     Progress,
     Spawned,
+    Stacks,
     Started,
     Stopping,
     Terminated,
@@ -278,6 +279,7 @@ Output      -        -        -       -           -         -         -       -
 Committed   -        -        -       -           running   -         failed  exited
 AtStep      -        -        -       -           running   -         -       -
 Terminated  -        -        -       -           running   -         -       -
+Stacks      -        -        -       -           -         -         -       -
 """
 
 
@@ -385,6 +387,7 @@ def any_event(draw: st.DrawFn, n: int) -> Event | Interrupt | Tick:
         Committed: lambda: Committed(r, draw(count)),
         AtStep: lambda: AtStep(r, draw(count)),
         Terminated: lambda: Terminated(r),
+        Stacks: lambda: Stacks(r, "text"),
         AgentBeat: lambda: AgentBeat(r, draw(st.sampled_from(["", "T", "D", "R"])), draw(count)),
         Exited: lambda: Exited(r, draw(st.sampled_from([0, 1, -9, -70]))),
         Closed: lambda: Closed(r),

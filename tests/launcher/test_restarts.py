@@ -133,7 +133,7 @@ class Between:
     def __init__(self, signals: list[int], why: str = "") -> None:
         self.signals, self.cluster, self.job, self.why = self, self, parse(["t.py", "--nodes", "2"], {}), why
         self.queue, self.started_ray, self.asked = list(signals), False, list[int]()
-        self.began = 0.0
+        self.began, self.inquiries, self.stories = 0.0, self, list[AttemptStory]()
 
     def popleft(self) -> int:
         return self.queue.pop(0)
