@@ -45,7 +45,8 @@ class Attempts:
     """Runs the job until an attempt ends well, or there is no other."""
 
     def __init__(self, around: Surroundings) -> None:
-        self.around, self.job, self.started = around, around.job, time.time()
+        self.around, self.job = around, around.job
+        self.started = time.time() - (time.monotonic() - around.began)
         self.restarts = Restarts(around.job.max_restarts)
         around.inquiries.stories = self.restarts.stories
         self.command = readable(

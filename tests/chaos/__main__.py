@@ -38,12 +38,13 @@ ENDS_LAUNCHER = {"launcher": -signal.SIGKILL, "preempt": 128 + signal.SIGTERM}
 
 @dataclass
 class Result:
-    """What came of a run: `wrong` is what was not as promised, `down_s` from each fault to running again."""
+    """What came of a run: `wrong` is what was not as promised. Of each fault that ended an attempt: its act, seconds
+    until all of the attempt had ended, and until all ranks ran again."""
 
     plan: Plan
     wrong: list[str] = field(default_factory=list)
     took_s: float = 0.0
-    down_s: list[float] = field(default_factory=list)
+    times: list[tuple[str, float, float]] = field(default_factory=list)
     output: str = ""
 
 
@@ -155,14 +156,33 @@ def run(plan: Plan, folder: Path, whole: tuple[dict[int, float], str]) -> Result
     result.took_s = time.monotonic() - began
     if not result.wrong:
         result.wrong += numbers(plan, folder, whole) + causes(plan, happened, reports)
-    for report in reports:
-        attempts = report["attempts"]
-        result.down_s += [b["at_s"] + b["running_s"] - a["at_s"] - a["took_s"] + 0.0 for a, b in pairs(attempts)]
+    result.times = [t for report in reports for t in times(happened, folder, report)]
     return result
 
 
-def pairs(attempts: list[dict[str, Any]]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    return [(a, b) for a, b in itertools.pairwise(attempts) if b["running_s"] is not None]
+def times(happened: list[Fault], folder: Path, report: dict[str, Any]) -> list[tuple[str, float, float]]:
+    found = []
+    for f in happened:
+        at = (folder / f"happened.{f.epoch}").stat().st_mtime + f.delay_s - report["started"]
+        for a, b in itertools.pairwise(report["attempts"]):
+            if a["epoch"] == f.epoch and a["at_s"] < at < a["at_s"] + a["took_s"] and b["running_s"] is not None:
+                found.append((f.act, a["at_s"] + a["took_s"] - at, b["at_s"] + b["running_s"] - at))
+    return found
+
+
+def summary(found: list[tuple[str, float, float]]) -> list[str]:
+    """Medians and worst cases, of faults that are known at once and of those that a deadline finds."""
+    lines = []
+    for name, by_deadline in (("known at once", False), ("found by a deadline", True)):
+        these = [t for t in found if (t[0] in ("stuck", "stop")) == by_deadline]
+        if these:
+            ended, again = sorted(t[1] for t in these), sorted(t[2] for t in these)
+            median = len(these) // 2
+            lines.append(
+                f"{len(these)} faults {name}: the attempt had ended after {ended[median]:.1f} s "
+                f"(worst {ended[-1]:.1f}), all ranks ran again after {again[median]:.1f} s (worst {again[-1]:.1f})"
+            )
+    return lines
 
 
 def numbers(plan: Plan, folder: Path, whole: tuple[dict[int, float], str]) -> list[str]:
@@ -216,24 +236,20 @@ def main(argv: list[str] | None = None) -> int:
         for seed in seeds:
             print(f"{seed}: {draw(seed)}")
         return 0
-    failed, down = [], []
+    failed, found = [], []
     with tempfile.TemporaryDirectory(prefix="mgchaos-") as name:
         whole = undisturbed(Path(name))
         for seed in seeds:
             folder = Path(name, str(seed))
             folder.mkdir()
             result = run(draw(seed), folder, whole)
-            down += result.down_s
+            found += result.times
             print(f"{seed}: {'WRONG' if result.wrong else 'right'}, {result.took_s:.1f} s: {result.plan}", flush=True)
             if result.wrong:
                 failed.append(seed)
                 print(*(f"    {w}" for w in result.wrong), result.output, sep="\n", flush=True)
             shutil.rmtree(folder, ignore_errors=True)
-    down.sort()
-    if down:
-        print(
-            f"from the end of an attempt to running again: median {down[len(down) // 2]:.1f} s, worst {down[-1]:.1f} s"
-        )
+    print(*summary(found), sep="\n")
     print(f"{len(seeds) - len(failed)} of {len(seeds)} runs right" + (f"; wrong: seeds {failed}" if failed else ""))
     return 1 if failed else 0
 
