@@ -7,6 +7,7 @@ epoch reaches a later one. What the attempts share is Ray, the logs, the termina
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 import sys
@@ -47,6 +48,8 @@ class Attempts:
     def __init__(self, around: Surroundings) -> None:
         self.around, self.job = around, around.job
         self.started = time.time() - (time.monotonic() - around.began)
+        self.running_since = 0.0  # of the first attempt: what came before is no part of --timeout
+        self.told = False  # the report of the last attempt
         self.restarts = Restarts(around.job.max_restarts)
         around.inquiries.stories = self.restarts.stories
         self.command = readable(
@@ -63,7 +66,7 @@ class Attempts:
                 story = self._story(run)
                 of = run.controller.run
                 asked = bool(of.interrupted) or of.preemption.by_launcher
-                then = self.restarts.after(story, ends=asked or self._left_s() == 0.0)
+                then = self.restarts.after(story, ends=asked or self._spent_s() > (self.job.timeout_s or math.inf))
                 if isinstance(then, Again):
                     self._tell(run, then.text)
                     found = self._places(then)
@@ -86,20 +89,18 @@ class Attempts:
             if not epoch:
                 around.signals.check()
                 around.signals.supervised = True
-            left_s = self._left_s()
-            run = Run(around, server, places, began, None if left_s is None else max(left_s, 1e-3))
+                self.running_since = time.monotonic()
+            self.told = False
+            run = Run(around, server, places, began, self._spent_s())
             around.inquiries.attempt = run
             run.run()
         finally:
             server.close()
         return run
 
-    def _left_s(self) -> float | None:
-        """Seconds of the job's clock that --timeout leaves; None without one."""
-        if self.job.timeout_s is None:
-            return None
-        passed_s = (time.monotonic() - self.around.began) * self.job.clock_rate
-        return max(0.0, self.job.timeout_s - passed_s)
+    def _spent_s(self) -> float:
+        """Seconds of the job's clock since the first attempt began."""
+        return (time.monotonic() - self.running_since) * self.job.clock_rate
 
     def _story(self, run: Run) -> AttemptStory:
         c, now, began = run.controller, time.monotonic(), self.around.began
@@ -138,6 +139,7 @@ class Attempts:
         text = report.render(run.controller, self._paths(run), self.command, ends=False)
         self.around.terminal.put([("stderr", text)])
         self.around.say(then)
+        self.told = True
 
     def _mark(self, epoch: int, nodes: int) -> None:
         """Tell apart what the attempts have written to the logs."""
@@ -152,7 +154,7 @@ class Attempts:
     def _outcome(self, run: Run, then: Over) -> Outcome:
         c, stories = run.controller, self.restarts.stories
         code = c.exit_code if then.exit_code is None else then.exit_code
-        text = report.render(c, self._paths(run), self.command, ends=False)
+        text = "\n" if self.told else report.render(c, self._paths(run), self.command, ends=False)
         if run.lost_result:
             text, code = f"\nlauncher: every rank has finished, but their results are lost: {run.lost_result}\n", 1
         if len(stories) > 1:

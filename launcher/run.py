@@ -52,11 +52,11 @@ class Surroundings:
 
 
 class Run:
-    """The loop between the controller and the world, for one attempt on these places; `timeout_s` is what is left to
-    it. Large: its parts, made and ended together."""
+    """The loop between the controller and the world, for one attempt on these places; earlier ones have spent
+    `spent_s`. Large: its parts, made and ended together."""
 
     def __init__(
-        self, around: Surroundings, server: ControlServer, places: list[Place], began: float, timeout_s: float | None
+        self, around: Surroundings, server: ControlServer, places: list[Place], began: float, spent_s: float
     ) -> None:
         job = around.job
         self.around, self.job, self.server, self.places, self.began = around, job, server, places, began
@@ -72,7 +72,8 @@ class Run:
         self.controller = Controller(
             self.size,
             self.clock(),
-            timeout_s=timeout_s,
+            timeout_s=job.timeout_s,
+            spent_s=spent_s,
             start_timeout_s=job.start_timeout_s,
             grace_s=job.grace_s,
             silent_s=self.silent_s,

@@ -33,11 +33,14 @@ class Controller:
         start_timeout_s: float = 120.0,
         grace_s: float = 2.0,
         silent_s: float = 60.0,
+        spent_s: float = 0.0,
     ) -> None:
         ranks, log = [Rank(r) for r in range(size)], EventLog(size, now)
         orders = Orders(ranks, log)
         ending = Ending(ranks, orders, grace_s)
-        watch = Watch(ranks, now, timeout_s=timeout_s, start_timeout_s=start_timeout_s, silent_s=silent_s)
+        watch = Watch(
+            ranks, now, timeout_s=timeout_s, start_timeout_s=start_timeout_s, silent_s=silent_s, spent_s=spent_s
+        )
         preemption = Preemption(ranks, orders, grace_s)
         self.run = RunState(ranks, log, orders, ending, watch, Programs(ranks), preemption)
 

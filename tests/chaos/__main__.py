@@ -229,6 +229,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--seed", type=int, default=0, help="of the first plan")
     parser.add_argument("--runs", type=int, default=1)
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no other run after so long")
     parser.add_argument("--show", action="store_true", help="print the plans, and run none")
     options = parser.parse_args(argv)
     seeds = range(options.seed, options.seed + options.runs)
@@ -236,10 +237,11 @@ def main(argv: list[str] | None = None) -> int:
         for seed in seeds:
             print(f"{seed}: {draw(seed)}")
         return 0
-    failed, found = [], []
+    failed, found, done, until = [], [], 0, time.monotonic() + 60 * options.minutes
     with tempfile.TemporaryDirectory(prefix="mgchaos-") as name:
         whole = undisturbed(Path(name))
-        for seed in seeds:
+        for seed in itertools.takewhile(lambda _: time.monotonic() < until, seeds):
+            done += 1
             folder = Path(name, str(seed))
             folder.mkdir()
             result = run(draw(seed), folder, whole)
@@ -250,7 +252,7 @@ def main(argv: list[str] | None = None) -> int:
                 print(*(f"    {w}" for w in result.wrong), result.output, sep="\n", flush=True)
             shutil.rmtree(folder, ignore_errors=True)
     print(*summary(found), sep="\n")
-    print(f"{len(seeds) - len(failed)} of {len(seeds)} runs right" + (f"; wrong: seeds {failed}" if failed else ""))
+    print(f"{done - len(failed)} of {done} runs right" + (f"; wrong: seeds {failed}" if failed else ""))
     return 1 if failed else 0
 
 

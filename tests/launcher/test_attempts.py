@@ -223,3 +223,12 @@ def test_nodes_that_die_and_come_back(launcher: Launcher, nodes: Any) -> None:
     assert run.code == 143 and "is saved in" in run.err, run.err
     found = [(a["nodes"], (a["root_cause"] or {}).get("kind")) for a in run.report["attempts"]]
     assert found == [(3, "signal"), (2, "signal"), (3, "preempted")], run.err
+
+
+def test_the_time_out_is_that_of_all_attempts(launcher: Launcher, left_behind: Left) -> None:
+    """The second attempt would take as long as it likes."""
+    body = "if world.epoch == 0: time.sleep(2); raise ValueError()"
+    run = launcher(FAILS.format(body=body), "--nodes", "2", "--max-restarts", "5", "--timeout", "8").wait()
+    assert run.code == 124 and "the run took longer than its time-out of 8 s" in run.err, run.err
+    assert [a["root_cause"]["kind"] for a in run.report["attempts"]] == ["exception", "timeout"]
+    assert left_behind(run.report["job"]) == []
