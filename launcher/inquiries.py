@@ -48,13 +48,13 @@ class Inquiries:
         self._threads = Threads()
         self.address = os.path.join(folder, "inquiries")
         self._socket = socket.socket(socket.AF_UNIX)
-        self._socket.bind(self.address)
-        self._socket.listen()
-        self._socket.settimeout(LOOK_S)
         with suppress(OSError):  # (what only tells of a run does not end it)
+            self._socket.bind(self.address)
+            self._socket.listen()
+            self._socket.settimeout(LOOK_S)
+            self._threads.start("manygrad-inquiries", self._serve, stop=self._over.set)
             with open(self.path, "w", encoding="utf-8") as f:
                 json.dump({"job": job, "pid": os.getpid(), "host": socket.gethostname(), "socket": self.address}, f)
-        self._threads.start("manygrad-inquiries", self._serve, stop=self._over.set)
 
     def close(self) -> None:
         self._threads.close(TALK_S)

@@ -232,3 +232,20 @@ def test_the_time_out_is_that_of_all_attempts(launcher: Launcher, left_behind: L
     assert run.code == 124 and "the run took longer than its time-out of 8 s" in run.err, run.err
     assert [a["root_cause"]["kind"] for a in run.report["attempts"]] == ["exception", "timeout"]
     assert left_behind(run.report["job"]) == []
+
+
+def test_a_function_is_called_anew(launcher: Launcher) -> None:
+    """In a Ray of the launcher's own; results are of the attempt that ended well."""
+    run = launcher("""
+        import manygrad
+
+        def work():
+            import os
+            from manygrad import world
+            if world.epoch < 2 and world.rank == world.epoch:
+                raise ValueError("again") if world.epoch else SystemExit(3)
+            return 10 * world.epoch + world.rank
+
+        print(manygrad.launch(work, nodes=2, max_restarts=2, run_dir="run"))
+    """).wait()
+    assert run.code == 0 and run.out == "[20, 21]\n", (run.out, run.err)
