@@ -195,7 +195,8 @@ class CheckpointError(ManygradError, RuntimeError):
 
 
 class OtherRankFailed(CheckpointError):
-    """A checkpoint was not saved because another rank has failed, or did not come."""
+    """A checkpoint was not saved because another rank has failed, or did not come. Field: peer (the rank that did not
+    come, or -1)."""
 
 
 # --- scheduling and running

@@ -119,8 +119,8 @@ class Failed(Event):
     """The script ended by an exception, or by `sys.exit` with a code that is not 0 (then `traceback` is empty).
 
     `consequence`: the exception only says that another rank failed. `where` is the user's source line. `waited_for`: it
-    waited in vain until its deadline, in a "collective" for rank `peer`, or in a "plan" for any; or it has lost the
-    "peer", or heard nothing of the "launcher".
+    waited in vain until its deadline, in a "collective" or a "checkpoint" for rank `peer`, or in a "plan" for any; or
+    it has lost the "peer", or heard nothing of the "launcher".
     """
 
     kind: str

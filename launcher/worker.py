@@ -26,6 +26,7 @@ from manygrad.errors import (
     CollectiveAborted,
     CollectiveTimeout,
     LaunchAborted,
+    OtherRankFailed,
     PeerLost,
     PlanTimeout,
     Preempted,
@@ -274,6 +275,8 @@ def waited_in_vain(e: BaseException | None) -> tuple[str, int]:
             return "collective", int(e.fields["peer"])
         if isinstance(e, PeerLost):
             return "peer", int(e.fields["peer"])
+        if isinstance(e, OtherRankFailed) and e.fields["peer"] >= 0:
+            return "checkpoint", int(e.fields["peer"])
         if isinstance(e, PlanTimeout):
             return "plan", -1
         e = e.__cause__ or e.__context__
@@ -285,7 +288,7 @@ def is_consequence(e: BaseException | None) -> bool:
     seen: set[int] = set()
     while e is not None and id(e) not in seen:
         seen.add(id(e))
-        if isinstance(e, (LaunchAborted, CollectiveAborted, PeerLost)):
+        if isinstance(e, (LaunchAborted, CollectiveAborted, PeerLost, OtherRankFailed)):
             return True
         e = e.__cause__ or e.__context__
     return False
