@@ -92,7 +92,7 @@ class Attempts:
                 self.running_since = time.monotonic()
             self.told = False
             run = Run(around, server, places, began, self._spent_s())
-            around.inquiries.attempt = run
+            around.inquiries.begins(run.controller, clock)
             run.run()
         finally:
             server.close()

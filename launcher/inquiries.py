@@ -24,9 +24,10 @@ from .messages import Stacks, parse_object
 from .ranks import State
 
 if TYPE_CHECKING:
+    from .controller import Controller
     from .interrupts import Signals
+    from .link import Clock
     from .restarts import AttemptStory
-    from .run import Run
 
 FILE = "running.json"
 QUESTIONS = ("status", "stacks", "stop")
@@ -35,11 +36,13 @@ MAX_QUESTION = 4096
 
 
 class Inquiries:
-    """The launcher's side. `attempt` is the one that runs, or the last; questions are answered in a thread."""
+    """The launcher's side. `controller` is that of the attempt that runs, or of the last; questions are answered in a
+    thread."""
 
     def __init__(self, job: str, folder: str, run_dir: str, signals: Signals) -> None:
         self.job, self.signals, self.path = job, signals, os.path.join(run_dir, FILE)
-        self.attempt: Run | None = None
+        self.controller: Controller | None = None
+        self.clock: Clock | None = None
         self.stories: list[AttemptStory] = []
         self.stacks_wanted = False  # the loop of the attempt asks the workers
         self._stacks: dict[int, str] = {}
@@ -62,6 +65,10 @@ class Inquiries:
         with suppress(OSError):
             os.unlink(self.path)
 
+    def begins(self, controller: Controller, clock: Clock) -> None:
+        """Another attempt runs."""
+        self.controller, self.clock = controller, clock
+
     def take(self, event: Stacks) -> None:
         """A worker's answer."""
         with self._came:
@@ -81,11 +88,9 @@ class Inquiries:
                 talk.sendall(json.dumps(answer).encode() + b"\n")
 
     def _status(self) -> dict[str, Any]:
-        run = self.attempt
-        attempts = [s.line() for s in self.stories]
-        if run is None:
+        c, clock, attempts = self.controller, self.clock, [s.line() for s in self.stories]
+        if c is None or clock is None:
             return {"job": self.job, "attempts": attempts, "ranks": []}
-        now = run.clock()
         ranks = [
             {
                 "rank": r.rank,
@@ -100,22 +105,22 @@ class Inquiries:
                 "waits_s": r.waits_s,
                 "waits_in": r.waits_in,
             }
-            for r in run.controller.ranks
+            for r in c.ranks
         ]
-        for_s = round(now - run.controller.log.began, 1)
-        return {"job": self.job, "attempt": run.server.epoch + 1, "for_s": for_s, "attempts": attempts, "ranks": ranks}
+        for_s, attempt = round(clock() - c.log.began, 1), len(attempts) + (not c.done)
+        return {"job": self.job, "attempt": attempt, "for_s": for_s, "attempts": attempts, "ranks": ranks}
 
     def _ask_for_stacks(self) -> dict[str, Any]:
-        run = self.attempt
-        if run is None:
+        c = self.controller
+        if c is None:
             return {"stacks": {}, "silent": {}}
-        asked = [r.rank for r in run.controller.ranks if r.state in (State.RUNNING, State.CONNECTING, State.FINISHED)]
+        asked = [r.rank for r in c.ranks if r.state in (State.RUNNING, State.CONNECTING, State.FINISHED)]
         with self._came:
             self._stacks, self.stacks_wanted = {}, True
             self._came.wait_for(lambda: len(self._stacks) == len(asked), STACKS_S)
             self.stacks_wanted = False
             stacks = dict(self._stacks)
-        silent = {r.rank: _why_silent(r.state, r.stopped) for r in run.controller.ranks if r.rank not in stacks}
+        silent = {r.rank: _why_silent(r.state, r.stopped) for r in c.ranks if r.rank not in stacks}
         return {"stacks": stacks, "silent": silent}
 
     def _stop(self) -> dict[str, Any]:
