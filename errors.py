@@ -19,6 +19,7 @@
         NoOpenCLError               no OpenCL device
     LaunchAborted                   (a BaseException) the run is over, this rank ends
         LaunchInterrupted           by Ctrl-C
+        Preempted                   all ranks have saved, because one of them or the launcher got SIGTERM
 
 Each is also of the built-in class that says most about it (ValueError, RuntimeError, TimeoutError, ...). Arguments that
 a user got wrong are a plain ValueError, TypeError or IndexError. The named fields of an error are its attributes, and
@@ -29,7 +30,8 @@ from __future__ import annotations
 
 from typing import Any
 
-EXIT_USAGE, EXIT_INFEASIBLE, EXIT_TIMEOUT, EXIT_INTERRUPTED, EXIT_TERMINATED = 2, 69, 124, 130, 143
+EXIT_USAGE, EXIT_INFEASIBLE, EXIT_RESTARTS = 2, 69, 75
+EXIT_TIMEOUT, EXIT_INTERRUPTED, EXIT_TERMINATED = 124, 130, 143
 
 
 class ManygradError(Exception):
@@ -91,6 +93,10 @@ class LaunchAborted(BaseException):
 
 class LaunchInterrupted(LaunchAborted, KeyboardInterrupt):
     """The run was interrupted by Ctrl-C at the launcher."""
+
+
+class Preempted(LaunchAborted):
+    """Raised by a Checkpointer when all ranks have saved, because one of them, or the launcher, got SIGTERM."""
 
 
 class ProtocolError(ManygradError, ValueError):
@@ -189,7 +195,8 @@ class CheckpointError(ManygradError, RuntimeError):
 
 
 class OtherRankFailed(CheckpointError):
-    """A checkpoint was not saved because another rank has failed, or did not come."""
+    """A checkpoint was not saved because another rank has failed, or did not come. Field: peer (the rank that did not
+    come, or -1)."""
 
 
 # --- scheduling and running

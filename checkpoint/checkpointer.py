@@ -14,7 +14,7 @@ from manygrad.checkpoint.api import Folder, attempt, placed, read, taken
 from manygrad.checkpoint.reader import CheckpointReader, Saved, committed
 from manygrad.checkpoint.tree import put
 from manygrad.checkpoint.writer import Attempt, Snapshot
-from manygrad.errors import CheckpointError
+from manygrad.errors import CheckpointError, Preempted
 from manygrad.runtime.agreement.agreement import values_may_differ
 from manygrad.runtime.current import current
 from manygrad.tensor.ops.random import get_rng_state, set_rng_state
@@ -61,15 +61,25 @@ class Checkpointer:
         self._threads = Threads()
         self._thread: ScopedThread | None = None
         self._error: CheckpointError | None = None
+        self._saved = -1  # the step of the last one that was committed
         if asynchronous:
             atexit.register(_finish, weakref.ref(self))  # the process ends after the save
 
     # *** saving ***
 
     def step(self, step: int) -> None:
-        """`step` steps are done: saves if it is time. Every rank must call it."""
-        if self.folder is not None and step % self.every == 0:
+        """`step` steps are done: saves if it is time. Every rank must call it. Where the launcher or a worker got
+        SIGTERM, saves, and ends the script by `Preempted`."""
+        if self.folder is None:
+            return
+        hooks = current().communication.hooks
+        ends = hooks is not None and hooks.at_step(step)
+        if ends or step % self.every == 0:
             self.save(step)
+        if ends:
+            self.finish()
+            what = "is saved" if self._saved == step else "could not be saved"
+            raise Preempted(f"step {step} {what} in {self.folder}")
 
     def save(self, step: int) -> None:
         """Saves now. Every rank must call it."""
@@ -81,6 +91,7 @@ class Checkpointer:
             to = attempt(self.folder, self.keep, self.timeout_s)
             if not self.asynchronous:
                 to.write(snapshot)
+                self._committed(step)
                 return
             self._thread = self._threads.start("manygrad-checkpoint", self._write, to, snapshot)
         except CheckpointError as e:
@@ -89,11 +100,18 @@ class Checkpointer:
     def _write(self, to: Attempt, snapshot: Snapshot) -> None:
         try:
             to.write(snapshot)
+            self._committed(snapshot.step)
         except CheckpointError as e:
             self._error = e
         except Exception as e:
             self._error = CheckpointError(f"saving into {to.folder} failed: {type(e).__name__}: {e}")
             self._error.__cause__ = e
+
+    def _committed(self, step: int) -> None:
+        """Tells the launcher, for which it is progress."""
+        self._saved = step
+        if current().world.rank == 0 and (hooks := current().communication.hooks) is not None:
+            hooks.saved(step)
 
     def finish(self) -> None:
         """Waits for a save that is being written; an error of it is raised here."""
@@ -124,6 +142,12 @@ class Checkpointer:
         damaged: a run that begins anew would remove them in time."""
         if self.folder is None:
             return 0
+        step = self._resume()
+        if (hooks := current().communication.hooks) is not None:
+            hooks.resumed(step)
+        return step
+
+    def _resume(self) -> int:
         self.finish()
         state = {**self.state, RNG: _RandomState()}
         before: Saved | None = None

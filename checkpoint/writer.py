@@ -184,16 +184,18 @@ class Attempt:
             if failed := sorted(n for n in there if n.startswith("failed-")):
                 ranks = ", ".join(str(int(n.removeprefix("failed-"))) for n in failed)
                 raise OtherRankFailed(
-                    f"{at} was not committed: rank {ranks} could not write its part; its error says why"
+                    f"{at} was not committed: rank {ranks} could not write its part; its error says why", peer=-1
                 )
             if sum(there.values()) + len(there) != before:
                 since, before = time.monotonic(), sum(there.values()) + len(there)
             if time.monotonic() - since > self.timeout_s:
-                late = ", ".join(str(r) for r in range(self.size) if f"part-{r:05d}.json" not in there) or "0"
+                missing = [r for r in range(self.size) if f"part-{r:05d}.json" not in there] or [0]
+                late = ", ".join(map(str, missing))
                 raise OtherRankFailed(
                     f"{at} was not committed: nothing was written for {self.timeout_s:g} s, while rank {late} "
                     f"was waited for. {self.folder} must be one folder that all workers see, at one path; a slow disk "
-                    "needs a longer timeout_s"
+                    "needs a longer timeout_s",
+                    peer=missing[0],
                 )
             time.sleep(look_s)
             look_s = min(look_s * 1.5, LONGEST_LOOK_S)

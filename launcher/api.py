@@ -19,6 +19,8 @@ def launch(
     timeout: float | None = None,
     address: str = "",
     run_dir: str = "",
+    max_restarts: int = 0,
+    min_nodes: int = 0,
     endpoint: str = REAL_ENDPOINT,
     **kwargs: Any,
 ) -> list[Any]:
@@ -26,8 +28,9 @@ def launch(
 
     `fn` may be a closure or a notebook's function (cloudpickle). A Ray that this process already uses is used and left
     running; else one is started for the call (or attached to at `address`). `timeout` in seconds; `device` is the kind
-    of the workers' devices ("OPENCL"; "": as DEVICE says). Raises `LaunchError` with the failure report if a rank
-    fails, `Infeasible` if the nodes do not fit, `ValueError` for bad arguments.
+    of the workers' devices ("OPENCL"; "": as DEVICE says). After a failure it is called anew, at most `max_restarts`
+    times, on as few as `min_nodes` workers (0: `nodes`) where nodes were lost. Raises `LaunchError` with the failure
+    report if a rank fails, `Infeasible` if the nodes do not fit, `ValueError` for bad arguments.
     """
     from . import pickled
     from .driver import run
@@ -38,6 +41,9 @@ def launch(
     for name, value in (("nodes", nodes), ("devices_per_node", devices_per_node)):
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise ValueError(f"launch: {name} must be a positive int, got {value!r}")
+    for name, value, most in (("max_restarts", max_restarts, 1 << 16), ("min_nodes", min_nodes, nodes)):
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= most:
+            raise ValueError(f"launch: {name} must be an int from 0 to {most}, got {value!r}")
     try:
         device = kind_of_device(device) if device else ""
     except ValueError as e:
@@ -60,6 +66,8 @@ def launch(
         timeout_s=timeout,
         address=address,
         run_dir=run_dir,
+        max_restarts=max_restarts,
+        min_nodes=min_nodes,
         endpoint=endpoint,
     )
     outcome = run(job)

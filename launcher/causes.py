@@ -81,6 +81,8 @@ def late(ranks: Sequence[Rank], waiting: Rank, event: Failed) -> Failure | None:
             [r for r in others if r.plans < waiting.plans],
             f"plan {waiting.plans} ({waiting.plan_text})",
         )
+    elif event.waited_for == "checkpoint":
+        behind, point = [r for r in others if r.rank == event.peer], "a checkpoint"
     else:
         behind = [r for r in others if r.collectives < waiting.collectives]
         point = f"collective {waiting.collectives} ({waiting.collective})"

@@ -32,6 +32,7 @@ from manygrad.tensor.threads import Threads, tell
 
 from . import messages
 from .link import BEAT_S, Broken, Clock, Conversation, Silence
+from .training import Training
 
 ABORT_SIGNAL = signal.SIGRTMIN + 7
 NUDGE_S = 0.3  # collectives get this long to stop by themselves before the main thread is interrupted
@@ -50,6 +51,7 @@ class RankEpoch:
     plans_made: int = 0
     plans_agreed: int = 0
     released: bool = False
+    training: Training = field(default_factory=Training)
     has_failed: bool = False  # the driver was told
     abort_reason: str | None = None
     abort_kind: str = ""
@@ -99,7 +101,7 @@ class Channel:
         self._closing = False
         self._main = threading.main_thread().ident
         self._no_handlers = (None, signal.SIG_DFL, signal.SIG_IGN, signal.getsignal(signal.SIGINT))
-        self._told_interrupt = False
+        self._told = (False, False)  # whether it takes interrupts, and can save
         signal.signal(ABORT_SIGNAL, self._interrupt_main)
         self.threads = threads or Threads()
         self._thread = self.threads.start("manygrad-control", self._serve, stop=self._let_go, on_error=self._has_broken)
@@ -161,6 +163,8 @@ class Channel:
         """In a forked child, where nothing of this runs: the connection, and the run's orders, are the parent's."""
         self.in_user_code = self.in_script = False
         self.changed = threading.Condition()
+        if signal.getsignal(signal.SIGTERM) == self._terminate:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     # ---- the thread
 
@@ -195,8 +199,28 @@ class Channel:
 
     @property
     def step(self) -> int | None:
-        """The step this rank is at, for failure reports; None before the first."""
-        return self.steps() or None
+        """The step this rank is at, for failure reports; None before the first. Of a training with a Checkpointer it is
+        the whole training's."""
+        return self.epoch.training.step(self.steps())
+
+    def at_step(self, epoch: RankEpoch, step: int) -> None:
+        """So many whole steps are done, says a Checkpointer: from now on this rank can save when it gets SIGTERM."""
+        training = epoch.training
+        if training.steps_done is None and threading.current_thread() is threading.main_thread():
+            if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+                signal.signal(signal.SIGTERM, self._terminate)
+        training.steps_done, training.counted_then = step, self.steps()
+
+    def _terminate(self, signum: int, frame: FrameType | None) -> None:
+        """SIGTERM: where the training goes on, all ranks save first; the second one, or one at the end, ends this
+        process."""
+        epoch = self.epoch
+        if epoch.training.terminated or epoch.abort_reason is not None or not self.in_script:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGTERM)
+            return
+        epoch.training.terminated = True
+        self.send_in(epoch, "terminated")
 
     def _has_broken(self, error: BaseException) -> None:
         """In the thread, which an error has ended: a worker that cannot be told anything must not go on."""
@@ -247,7 +271,7 @@ class Channel:
                 message = messages.parse_object(body) if body else {"type": "beat"}
                 if message["type"] != "beat":
                     self._order(message)
-            if now >= next_beat or self.takes_interrupt != self._told_interrupt:
+            if now >= next_beat or self._told != self._abilities():
                 next_beat = now + BEAT_S
                 self._hand(sock, conversation.passing(self._progress()))
             while (due := conversation.next(now)) and self._hand(sock, due):
@@ -280,10 +304,13 @@ class Channel:
         """Whether the script has set a handler of its own for Ctrl-C."""
         return self.in_user_code and signal.getsignal(signal.SIGINT) not in self._no_handlers
 
+    def _abilities(self) -> tuple[bool, bool]:
+        return self.takes_interrupt, self.in_script and self.epoch.training.steps_done is not None
+
     def _progress(self) -> bytes:
-        self._told_interrupt = self.takes_interrupt
+        self._told = self._abilities()
         counters: dict[str, Any] = {"step": self.step, "plans": self.epoch.plans_made, **self.counters()}
-        counters["takes_interrupt"] = self._told_interrupt
+        counters["takes_interrupt"], counters["saves"] = self._told
         if (wait := self.waiting()) is not None:
             counters |= {"waits_for": wait[0], "waits_ms": int(1000 * wait[1]), "waits_in": wait[2]}
         return messages.encode("progress", **counters, **self.position(), where=self._where())
@@ -340,7 +367,13 @@ class Channel:
                 epoch.plans_agreed = max(epoch.plans_agreed, int(message["n"]))
             elif kind == "release":
                 epoch.released = True
+            elif kind == "save":
+                epoch.training.save_asked = True
+            elif kind == "save_at":
+                epoch.training.save_at = int(message["step"])
             self.changed.notify_all()
+        if kind == "stacks":
+            self.send("stacks", text=stacks_of_threads(self._main))
         if kind == "interrupt" and self.takes_interrupt and self._main is not None:
             signal.pthread_kill(self._main, signal.SIGINT)
         if kind == "abort" and epoch.abort_reason is None:
@@ -374,6 +407,16 @@ def is_user_file(filename: str) -> bool:
     if f"{os.sep}site-packages{os.sep}" in filename:
         return False
     return not is_own(filename) and not filename.startswith(_OUTSIDE)
+
+
+def stacks_of_threads(main: int | None) -> str:
+    """The Python stack of each thread, the main thread's first."""
+    names = {t.ident: t.name for t in threading.enumerate()}
+    frames = sorted(sys._current_frames().items(), key=lambda x: x[0] != main)
+    return "".join(
+        f"  thread {names.get(ident, ident)}:\n" + "".join(f"  {line}" for line in traceback.format_stack(frame))
+        for ident, frame in frames
+    )
 
 
 def where_is(frame: FrameType | None) -> str:

@@ -13,14 +13,18 @@ from types import FrameType
 from manygrad.errors import EXIT_TIMEOUT, Infeasible, UsageError
 
 from .command_line import help_text, parse
+from .inquiries import QUESTIONS, inquire
 from .job import Job
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command line; returns the exit code (and ends the process itself after a run on workers)."""
     open_standard_streams()
+    words = sys.argv[1:] if argv is None else argv
+    if len(words) == 2 and words[0] in QUESTIONS and not os.path.exists(words[0]):
+        return inquire(*words)
     try:
-        job = parse(sys.argv[1:] if argv is None else argv, dict(os.environ))
+        job = parse(words, dict(os.environ))
         if job.kind == "help":
             print(help_text(), end="")
             return 0

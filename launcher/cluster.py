@@ -17,10 +17,8 @@ import queue
 import resource
 import secrets
 import select
-import signal
 import socket
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -53,6 +51,10 @@ _OWN = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 # Ray, while on a busy machine the others give up waiting for each other.
 _UNUSED = ("start_monitor", "start_api_server", "start_log_monitor")
 RAY_STOP_S = 10.0  # how long a Ray may take to be told that we go
+ENDING_S = 2.0  # how long supervisors that were told to end may take
+LOOK_S = 1.0  # between looks for nodes
+FREE_S = 5.0  # how long nodes that Ray says are there may take to be free
+News = queue.SimpleQueue[tuple[int, bytes | None, str]]  # rank, result, or what failed
 
 
 @dataclass
@@ -81,7 +83,11 @@ def share(found: list[tuple[str, str, int]]) -> list[Place]:
 
 @dataclass
 class Cluster:
-    """Use as: `start()`, `place()`, `run(rank, spec, payload)`, `supervise(rank, pid)`, `lost()`, `stop()`."""
+    """Use as: `start()`, `place()`, `run(rank, spec, payload)`, `supervise(rank, pid)`, `lost()`, then `again()` for
+    another attempt, or `stop()`.
+
+    Large: the dealings with Ray, and those with the supervisors of one attempt.
+    """
 
     job: Job
     folder: str
@@ -90,14 +96,15 @@ class Cluster:
     places: list[Place] = field(default_factory=list)
     _agents: list[Any] = field(default_factory=list)
     _refs: dict[Any, int] = field(default_factory=dict)
-    # rank, result, or what failed
-    _news: queue.SimpleQueue[tuple[int, bytes | None, str]] = field(default_factory=queue.SimpleQueue)
+    _news: News = field(default_factory=queue.SimpleQueue)
     _results: dict[int, bytes] = field(default_factory=dict)
     # ranks whose supervisor runs, or did; of one on this host (descriptor, pid), until it ends
     _supervised: dict[int, tuple[int, int] | None] = field(default_factory=dict)
+    _without_ray: bool = False  # this process starts the supervisors itself
     _stopping: bool = False
     _threads: Threads = field(default_factory=Threads)
     _listener: ScopedThread | None = None
+    _finding: ScopedThread | None = None
     _group: Any = None
     _saved: dict[str, str | None] = field(default_factory=dict)
 
@@ -198,12 +205,13 @@ class Cluster:
 
     # ---- agents
 
-    def place(self) -> list[Place]:
-        """One agent a node: spread over hosts if there are enough, else sharing them."""
+    def place(self, n: int = 0, wait_s: float = 30.0) -> list[Place]:
+        """One agent for each of `n` nodes (0: as many as were asked for): spread over hosts if there are enough, else
+        sharing them. Raises `Infeasible` if they are not free within `wait_s`."""
         import ray
         from ray import cloudpickle
 
-        n = self.job.nodes
+        n = n or self.job.nodes
         cloudpickle.register_pickle_by_value(agent_module)
         options: dict[str, Any] = {"num_cpus": 1, "max_restarts": 0, "max_concurrency": 1}
         if not self.started_ray:
@@ -212,7 +220,7 @@ class Cluster:
 
             hosts = [x for x in ray.nodes() if x["Alive"] and x["Resources"].get("CPU", 0) >= 1]
             self._group = placement_group([{"CPU": 1}] * n, strategy="STRICT_SPREAD" if len(hosts) >= n else "PACK")
-            if not self._group.wait(timeout_seconds=min(30.0, self.job.start_timeout_s)):
+            if not self._group.wait(timeout_seconds=min(wait_s, self.job.start_timeout_s)):
                 free = ray.available_resources().get("CPU", 0)
                 raise Infeasible(
                     "the Ray cluster is busy: "
@@ -264,27 +272,33 @@ class Cluster:
         return str(ray.util.get_node_ip_address())
 
     def run(self, rank: int, spec: dict[str, Any], payload: bytes) -> None:
+        """Have the rank's agent start its supervisor."""
+        news = self._news
+        if self._without_ray:
+            self._threads.start("manygrad-agent", _run_here, rank, spec, payload, news)
+            return
         self._refs[self._agents[rank].run.remote(spec, payload)] = rank
-        if len(self._refs) == self.job.nodes:
+        if len(self._refs) == len(self._agents):
             refs = dict(self._refs)
 
             def failed(error: BaseException) -> None:
                 """Nobody asks Ray any more, which is for the rest of the agents as if it were gone."""
                 for rank in refs.values():
-                    self._news.put((rank, None, f"{type(error).__name__}: {_first_line(error)}"))
+                    news.put((rank, None, f"{type(error).__name__}: {_first_line(error)}"))
 
-            self._listener = self._threads.start("manygrad-ray", self._listen, refs, on_error=failed)
+            self._listener = self._threads.start("manygrad-ray", self._listen, refs, news, on_error=failed)
 
-    def _listen(self, refs: dict[Any, int]) -> None:
-        """Ray's word on the agents, for `lost` and `results`. Ends with them, or when Ray cannot even be asked."""
+    def _listen(self, refs: dict[Any, int], news: News) -> None:
+        """Ray's word on the agents, for `lost` and `results`. Ends with them, with the attempt, or when Ray cannot even
+        be asked."""
         import ray
 
-        while refs and not self._stopping:
+        while refs and not self._stopping and news is self._news:
             try:
                 found = ray.wait(list(refs), num_returns=1, timeout=0.5)
             except Exception as e:  # a dead Ray says so by errors of its own, of gRPC and of Python; `lost` tells it
                 for rank in refs.values():
-                    self._news.put((rank, None, _first_line(e)))
+                    news.put((rank, None, _first_line(e)))
                 return
             ready, _ = found
             if not ready:
@@ -295,7 +309,7 @@ class Cluster:
                     result, why = ray.get(ref, timeout=5), ""
                 except Exception as e:  # what has ended the agent, of whatever type; `lost` tells it
                     result, why = None, f"{type(e).__name__}: {_last_line(e).partition(' Worker exit detail')[0][:300]}"
-                self._news.put((rank, None if result is None else bytes(result), why))
+                news.put((rank, None if result is None else bytes(result), why))
                 del refs[ref]
 
     def supervise(self, rank: int, pid: int) -> None:
@@ -330,17 +344,73 @@ class Cluster:
         Raises `RuntimeError` if Ray, which brings it from other hosts, is gone."""
         if self.started_ray:
             found = []
-            for r in range(self.job.nodes):
+            for r in range(len(self.places)):
                 with open(os.path.join(self.folder, f"result-{r}"), "rb") as f:
                     found.append(f.read())
             return found
         until = time.monotonic() + timeout_s
-        while len(self._results) < self.job.nodes:
+        while len(self._results) < len(self.places):
             rank, result, reason = self._news.get(timeout=max(0.01, until - time.monotonic()))
             if result is None:
                 raise RuntimeError(f"the result of rank {rank} did not come back: {reason}")
             self._results[rank] = result
-        return [self._results[r] for r in range(self.job.nodes)]
+        return [self._results[r] for r in range(len(self.places))]
+
+    # ---- another attempt
+
+    def again(self, least: int, give_up: Callable[[], bool]) -> list[Place]:
+        """Places for another attempt, when the last one's supervisors have been told to end.
+
+        On this machine they are the same, and Ray is not needed for them. In another's cluster they are new ones, on as
+        many nodes as are left, at most those that were asked for and not less than `least`, for which it waits as long
+        as a start may take. Raises `Infeasible`; or returns no places, where it is to `give_up`.
+        """
+        self._let_go()
+        if self.started_ray:
+            self._without_ray = True
+            return self.places
+        self._finding = finding = self._threads.start("manygrad-places", self._find_places, least)
+        until = time.monotonic() + self.job.start_timeout_s + RAY_STOP_S
+        while finding.is_alive():
+            finding.join(0.1)
+            if give_up():
+                return []
+            if time.monotonic() > until:
+                raise Infeasible(f"the Ray cluster has not answered for {self.job.start_timeout_s + RAY_STOP_S:g} s")
+        finding.check()
+        return self.places
+
+    def _let_go(self) -> None:
+        """Forget the last attempt, once its supervisors have ended or their time is up."""
+        until = time.monotonic() + ENDING_S
+        for process in self._supervised.values():
+            if process is not None:
+                select.select([process[0]], [], [], max(0.0, until - time.monotonic()))
+                os.close(process[0])
+        self._news, self._results, self._supervised = queue.SimpleQueue(), {}, {}
+        for r in range(len(self.places)) if self.started_ray else ():
+            with suppress(OSError):
+                os.unlink(os.path.join(self.folder, f"result-{r}"))
+
+    def _find_places(self, least: int) -> None:
+        """New agents on the nodes that are left, as many as wanted and there are."""
+        import ray
+
+        until = time.monotonic() + self.job.start_timeout_s
+        while not self._stopping:
+            self._give_back(ray, [])
+            there = sum(int(n["Resources"].get("CPU", 0)) for n in ray.nodes() if n["Alive"])
+            why = f"{there} node{'s are' if there != 1 else ' is'} left, of at least {least}"
+            if there >= least:
+                try:
+                    self.place(min(self.job.nodes, there), FREE_S)
+                    return
+                except Infeasible as e:  # a node may have died meanwhile, or be dead without Ray's knowing it yet
+                    why = str(e)
+            if time.monotonic() > until:
+                self._give_back(ray, [])
+                raise Infeasible(f"no places for another attempt within {self.job.start_timeout_s:g} s: {why}")
+            time.sleep(LOOK_S)
 
     # ---- stop
 
@@ -375,26 +445,25 @@ class Cluster:
             self._restore_env(fast)
 
     def _leave(self, ray: Any, trouble: list[str]) -> None:
+        if self._finding is not None:
+            self._finding.join()
+        self._give_back(ray, trouble)
+        if not self.was_initialized:
+            _attempt("leaving Ray", ray.shutdown, trouble)
+
+    def _give_back(self, ray: Any, trouble: list[str]) -> None:
         """Each step on its own: where one fails (Ray is gone, say), the others may not."""
         agents, group = self._agents, self._group
         self._agents, self._refs, self._group = [], {}, None
         if self._listener is not None:
             self._listener.join()  # Ray ends a process that asks it for anything once it was shut down
 
-        def attempt(what: str, step: Callable[[], object]) -> None:
-            try:
-                step()
-            except Exception as e:  # whatever Ray raises: it is the user's to know, and the next step's turn
-                trouble.append(f"{what}: {type(e).__name__}: {_first_line(e)}")
-
         if not self.started_ray:
             while agents:
-                attempt("ending a node agent", functools.partial(ray.kill, agents.pop(), no_restart=True))
+                kill = functools.partial(ray.kill, agents.pop(), no_restart=True)
+                _attempt("ending a node agent", kill, trouble)
             if group is not None:
-                attempt("giving back the places", functools.partial(_remove, group))
-        del agents
-        if not self.was_initialized:
-            attempt("leaving Ray", ray.shutdown)
+                _attempt("giving back the places", functools.partial(_remove, group), trouble)
 
     def _set_env(self, values: dict[str, str], drop: tuple[str, ...] = ()) -> None:
         for k in (*values, *drop):
@@ -412,6 +481,21 @@ class Cluster:
         self._saved = {}
         if self.started_ray and not ended:
             _reread_settings()
+
+
+def _attempt(what: str, step: Callable[[], object], trouble: list[str]) -> None:
+    try:
+        step()
+    except Exception as e:  # whatever Ray raises: it is the user's to know, and the next step's turn
+        trouble.append(f"{what}: {type(e).__name__}: {_first_line(e)}")
+
+
+def _run_here(rank: int, spec: dict[str, Any], payload: bytes, news: News) -> None:
+    """What an agent of Ray's does, in a thread of this process."""
+    try:
+        news.put((rank, agent_module.Agent().run(spec, payload), ""))
+    except (OSError, RuntimeError, ValueError) as e:
+        news.put((rank, None, f"{type(e).__name__}: {e}"))
 
 
 def _remove(group: Any) -> None:
@@ -475,87 +559,6 @@ def _first_line(e: BaseException) -> str:
 
 def _last_line(e: BaseException) -> str:
     return (str(e).strip().splitlines() or [type(e).__name__])[-1]
-
-
-class Guard:
-    """Looks after the Ray that we start, from before its start until the supervisors run:
-    calls `ended(text)` when a part of it dies, in a thread of its own.
-
-    `ray.init` itself would find out after half a minute, and end in a traceback.
-    """
-
-    EVERY_S, CLOSE_S = 0.1, 0.5
-
-    def __init__(self, ended: Callable[[str], None]) -> None:
-        self.ended, self.done = ended, threading.Event()
-        self.seen: dict[int, tuple[str, int]] = {}  # by id: name, and a descriptor that tells of its end
-        self._threads = Threads()
-
-    def start(self) -> None:
-        self._threads.start("manygrad-guard", self._watch, stop=self.stop)
-
-    def _watch(self) -> None:
-        try:
-            while not self.done.is_set():
-                for pid, name in ray_processes().items():
-                    if pid not in self.seen:
-                        with suppress(OSError):  # (one that has just ended is gone)
-                            self.seen[pid] = name, os.pidfd_open(pid)
-                descriptors = {fd: pid for pid, (_, fd) in self.seen.items()}
-                ended = select.select(list(descriptors), [], [], self.EVERY_S)[0]
-                if ended and not self.done.is_set():
-                    self._tell(descriptors[ended[0]])
-                    return
-        finally:
-            for _, fd in self.seen.values():
-                os.close(fd)
-
-    def _tell(self, pid: int) -> None:
-        for other, (name, _) in self.seen.items():
-            if name == "raylet" and other != pid:
-                # it ends with its agents, and with it Ray's client, which is this process, before it could say why
-                with suppress(ProcessLookupError):
-                    os.kill(other, signal.SIGSTOP)
-        self.ended(
-            f"Ray's {self.seen[pid][0]} (process {pid}) ended while the run was starting; start it again "
-            "(on a very busy machine Ray's processes give up waiting for each other after 30 s)"
-        )
-
-    def stop(self) -> None:
-        """Its thread ends soon."""
-        self.done.set()
-
-    def close(self) -> None:
-        """Its thread has ended, unless it is within `ended`."""
-        self._threads.close(self.CLOSE_S)
-
-
-AGENTS = {b"dashboard/agent.py": "DashboardAgent", b"runtime_env/agent/main.py": "RuntimeEnvAgent"}
-
-
-def ray_processes() -> dict[int, str]:
-    """The GCS and the raylet that are children of this process, and the agents that are the raylet's: names by id."""
-    parents, names = dict[int, int](), dict[int, str]()
-    for name in os.listdir("/proc") if os.path.isdir("/proc") else []:
-        if not name.isdigit():
-            continue
-        try:
-            with open(f"/proc/{name}/stat", "rb") as f:
-                head, _, tail = f.read().rpartition(b")")
-        except OSError:
-            continue
-        parents[int(name)], names[int(name)] = int(tail.split()[1]), head.partition(b"(")[2].decode(errors="replace")
-    me = os.getpid()
-    found = {p: names[p] for p, parent in parents.items() if parent == me and names[p] in ("gcs_server", "raylet")}
-    for p, parent in parents.items():
-        if found.get(parent) == "raylet":
-            line = b""
-            with suppress(OSError), open(f"/proc/{p}/cmdline", "rb") as f:
-                line = f.read()
-            for path, agent in AGENTS.items():
-                if path in line or agent.encode() in line:
-                    found[p] = agent
-    return found
 
 
 def check_surroundings() -> None:

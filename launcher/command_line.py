@@ -90,6 +90,11 @@ def parse(argv: list[str], environ: dict[str, str]) -> Job:
             target = token
     if not target:
         raise UsageError("no script given; usage: launcher SCRIPT [--nodes N] [options] [-- script args]")
+    nodes, least = values.get("nodes", 0), values.get("min_nodes", 0)
+    if not nodes and (least or values.get("max_restarts")):
+        raise UsageError("--max-restarts and --min-nodes are of runs on workers: give --nodes, too")
+    if least > nodes:
+        raise UsageError(f"--min-nodes {least} is more than --nodes {nodes}")
     values.setdefault("address", environ.get("RAY_ADDRESS", ""))
     endpoint, clock_rate = environ.get("MANYGRAD_ENDPOINT") or REAL_ENDPOINT, environ.get("MANYGRAD_CLOCK_RATE")
     return Job(kind, target, args, endpoint=endpoint, clock_rate=float(clock_rate or 1), **values)
@@ -108,6 +113,7 @@ def help_text() -> str:
     lines = [
         "usage: launcher SCRIPT [options] [-- script args]",
         "       launcher -m MODULE [options] [-- script args]",
+        "       launcher status|stacks|stop RUN_DIR     of a run that goes on",
         "",
         "Run a Python script on N workers, or without --nodes in this process.",
         "",
@@ -124,7 +130,7 @@ def help_text() -> str:
         "options (--node 4) is an error unless it stands after `--`.",
         "",
         "exit codes: 0 all ranks succeeded; else the first failing rank's own, 128+signal if it was killed;",
-        "  2 usage, 69 more nodes than fit, 124 time-out, 130 Ctrl-C, 143 SIGTERM",
+        "  2 usage, 69 more nodes than fit, 75 no restarts are left, 124 time-out, 130 Ctrl-C, 143 SIGTERM",
         "",
         "examples:",
         "  launcher train.py                          one process",

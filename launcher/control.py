@@ -25,9 +25,11 @@ ZAP_ADDRESS = "inproc://zeromq.zap.01"
 class ControlServer:
     """Listens on `host`, on `port` or (0) one that the system chooses. Raises `UsageError` if the port is taken."""
 
-    def __init__(self, size: int, host: str = "127.0.0.1", port: int = 0, clock: Clock | None = None) -> None:
+    def __init__(
+        self, size: int, host: str = "127.0.0.1", port: int = 0, clock: Clock | None = None, epoch: int = 0
+    ) -> None:
         self.size, self.rejected, self.clock = size, 0, clock or Clock()
-        self.epoch = 0  # of the workers; supervisors, whose processes may outlive one, know none
+        self.epoch = epoch  # of the workers; supervisors, whose processes may outlive one, know none
         if not zmq.has("curve"):
             raise UsageError(
                 "this libzmq has no CURVE, so strangers could not be kept out: install the pyzmq wheel from PyPI"

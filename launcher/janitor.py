@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 
-MARK = "MANYGRAD_JOB"
+MARK, EPOCH_MARK = "MANYGRAD_JOB", "MANYGRAD_EPOCH"
 KERNEL_THREAD = 0x200000  # Linux's PF_KTHREAD
 STARTING_S = 30.0  # a process that has no environment after so long has been given none
 
@@ -31,9 +31,10 @@ def marked_processes(job: str, folder: str) -> list[int]:
     return _look(job, folder)[0]
 
 
-def _look(job: str, folder: str) -> tuple[list[int], list[int]]:
-    """`marked_processes`, and those of which it is not known yet: while a process is in the system's `exec`, nobody can
-    read its environment; and before, forked from the caller, it has the caller's."""
+def _look(job: str, folder: str, also: bytes = b"") -> tuple[list[int], list[int]]:
+    """`marked_processes` (only those that have `also` in their environment, too), and those of which it is not known
+    yet: while a process is in the system's `exec`, nobody can read its environment; and before, forked from the caller,
+    it has the caller's."""
     mark, inside, me = f"{MARK}={job}".encode(), folder + "/", os.getpid()
     mine = _read(f"/proc/{me}/cmdline") if os.path.isdir("/proc") else b""
     parents, found, starting = dict[int, int](), set[int](), list[int]()
@@ -50,7 +51,12 @@ def _look(job: str, folder: str) -> tuple[list[int], list[int]]:
             ray = command.startswith(b"ray::")
             in_exec = not environment and not int(stat[6]) & KERNEL_THREAD
             before_exec = parents[pid] == me and command == mine
-            if mark in environment.split(b"\0") or (ray and any(p.startswith(inside) for p in _open_files(pid))):
+            marks = environment.split(b"\0")
+            if also:
+                if mark in marks and also in marks:
+                    found.add(pid)
+                continue
+            if mark in marks or (ray and any(p.startswith(inside) for p in _open_files(pid))):
                 found.add(pid)
             elif (in_exec or before_exec) and _age_s(int(stat[19])) < STARTING_S:
                 starting.append(pid)
@@ -83,9 +89,25 @@ def _open_files(pid: int) -> list[str]:
 
 def sweep(job: str, folder: str, within_s: float = 2.0) -> None:
     """Kill what is left of the job on this host and remove its folder and its shared memory."""
+    _end(job, folder, b"", within_s)
+    for path in glob.glob(f"/dev/shm/*{glob.escape(job)}*"):
+        try:
+            os.unlink(path)
+        except OSError:
+            pass
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def sweep_epoch(job: str, folder: str, epoch: int, within_s: float = 2.0) -> None:
+    """Kill what an attempt has left on this host: its supervisors, its workers and what these have started."""
+    _end(job, folder, f"{EPOCH_MARK}={epoch}".encode(), within_s)
+
+
+def _end(job: str, folder: str, also: bytes, within_s: float) -> None:
+    """Kill the processes of the job, those that have `also` in their environment, until there are none."""
     until, seen = time.monotonic() + within_s, set[int]()
     while True:
-        pids, starting = _look(job, folder)
+        pids, starting = _look(job, folder, also)
         if not pids and not starting:
             break
         for pid in pids:
@@ -108,12 +130,6 @@ def sweep(job: str, folder: str, within_s: float = 2.0) -> None:
             if not os.path.exists(f"/proc/{pid}"):
                 seen.discard(pid)
         time.sleep(0.005)
-    for path in glob.glob(f"/dev/shm/*{glob.escape(job)}*"):
-        try:
-            os.unlink(path)
-        except OSError:
-            pass
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 def adopt_orphans() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from manygrad.errors import ProtocolError
 
-PROTOCOL = 6
+PROTOCOL = 7
 MAX_TEXT, MAX_MESSAGE = 1 << 17, 1 << 20
 
 
@@ -55,7 +55,8 @@ class Progress(Event):
     """Heartbeat with counters. `collectives`: how many it has entered; `collective` describes the last;
     `where` is the main thread's line. `collective_ms`: the time collectives have taken, `waited_ms` the part of it in
     which the rank did nothing else. `takes_interrupt`: the script has a handler of its own for Ctrl-C. `waits_for`: the
-    rank of which it needs something that does not come, since `waits_ms`, in the collective `waits_in`."""
+    rank of which it needs something that does not come, since `waits_ms`, in the collective `waits_in`. `saves`: it has
+    a Checkpointer, with which it can save when it is told to."""
 
     step: int | None
     plans: int
@@ -69,6 +70,7 @@ class Progress(Event):
     waits_for: int = -1
     waits_ms: int = 0
     waits_in: str = ""
+    saves: bool = False
 
 
 @dataclass(frozen=True)
@@ -94,12 +96,31 @@ class Values(Event):
 
 
 @dataclass(frozen=True)
+class Committed(Event):
+    """A checkpoint of so many steps is whole and on disk."""
+
+    step: int
+
+
+@dataclass(frozen=True)
+class AtStep(Event):
+    """The rank was told to save, has done so many whole steps, and waits to hear at which step all ranks save."""
+
+    step: int
+
+
+@dataclass(frozen=True)
+class Terminated(Event):
+    """The worker got SIGTERM, and can save a checkpoint: it is preempted."""
+
+
+@dataclass(frozen=True)
 class Failed(Event):
     """The script ended by an exception, or by `sys.exit` with a code that is not 0 (then `traceback` is empty).
 
     `consequence`: the exception only says that another rank failed. `where` is the user's source line. `waited_for`: it
-    waited in vain until its deadline, in a "collective" for rank `peer`, or in a "plan" for any; or it has lost the
-    "peer", or heard nothing of the "launcher".
+    waited in vain until its deadline, in a "collective" or a "checkpoint" for rank `peer`, or in a "plan" for any; or
+    it has lost the "peer", or heard nothing of the "launcher".
     """
 
     kind: str
@@ -137,6 +158,13 @@ class Output(Event):
     """Text that the rank's process wrote to `stream` (stdout or stderr); goes to the logs, not to the controller."""
 
     stream: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Stacks(Event):
+    """Where the worker's threads are, for who has asked (`launcher/inquiries.py`); not for the controller."""
+
     text: str
 
 
@@ -180,7 +208,23 @@ class Tick:
     """Made by the driver: time has passed."""
 
 
-WORKER_EVENTS = {c.__name__.lower(): c for c in (Hello, Started, Progress, Planned, Values, Failed, Stopping, Finished)}
+WORKER_EVENTS = {
+    c.__name__.lower(): c
+    for c in (
+        Hello,
+        Started,
+        Progress,
+        Planned,
+        Values,
+        Failed,
+        Stopping,
+        Finished,
+        Committed,
+        AtStep,
+        Terminated,
+        Stacks,
+    )
+}
 AGENT_EVENTS = {c.__name__.lower(): c for c in (Spawned, AgentBeat, Output, Exited, Closed)}
 _ACCEPTED: dict[str, tuple[type, ...]] = {
     "int": (int,),

@@ -20,6 +20,13 @@ def _count(text: str) -> int:
     return value
 
 
+def _number(text: str) -> int:
+    value = int(text)
+    if not 0 <= value <= 1 << 16:
+        raise ValueError("must be from 0 to 65536")
+    return value
+
+
 def _seconds(text: str) -> float:
     value = float(text)
     if not 0 < value < float("inf"):
@@ -95,6 +102,17 @@ class Options:
     start_timeout_s: float = _option(120.0, _seconds, "S", "s", "all workers must be up after S seconds (default {})")
     grace_s: float = _option(
         2.0, _seconds, "S", "s", "after a failure, time for the other workers to stop by themselves (default {})"
+    )
+    max_restarts: int = _option(
+        0,
+        _number,
+        "N",
+        "count",
+        "after a failure begin again, at most N times: a script with a Checkpointer goes on at its last checkpoint "
+        "(default {})",
+    )
+    min_nodes: int = _option(
+        0, _count, "N", "count", "a restart may have as few nodes as that, where nodes were lost (default: --nodes)"
     )
     run_dir: str = _option(
         "", str, "DIR", "path", "folder for logs and report.json (default runs/<date-time>-<script>)"

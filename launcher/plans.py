@@ -15,14 +15,21 @@ from manygrad.tensor.environment import REGISTRY
 from .channel import Channel, RankEpoch
 from .compare import pack, write_values
 from .messages import MAX_TEXT
+from .saving import at_step, resumed, saved
 
 VALUES_A_MESSAGE = 500
 
 
 def hooks_over(channel: Channel) -> Hooks:
-    """Plans and values are compared over `channel`, in the epoch that it is in now."""
-    epoch = channel.epoch
-    return Hooks(partial(check_plan, channel, epoch), partial(compare_values, channel, epoch))
+    """The launcher is asked and told over `channel`, in the epoch that it is in now."""
+    here = channel, channel.epoch
+    return Hooks(
+        partial(check_plan, *here),
+        partial(compare_values, *here),
+        partial(at_step, *here),
+        partial(resumed, *here),
+        partial(saved, *here),
+    )
 
 
 def check_plan(

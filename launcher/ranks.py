@@ -29,7 +29,7 @@ class Failure:
     `code` is the exit code it stands for."""
 
     rank: int | None
-    kind: str  # exception, exit, signal, lost, silent, late, plan, timeout, interrupt, protocol
+    kind: str  # exception, exit, signal, lost, silent, late, plan, timeout, interrupt, protocol, preempted
     title: str
     code: int
     traceback: str = ""
@@ -56,10 +56,12 @@ class Rank:
     beat_at: float = 0.0  # of the supervisor's last heartbeat
     cpu_ms: int = 0  # that the worker's process had used by then
     step: int | None = None
+    saved: int | None = None  # the step of the last checkpoint that it told of
     bytes_sent: int = 0
     collective_ms: int = 0
     waited_ms: int = 0
     takes_interrupt: bool = False  # its script has a handler for Ctrl-C
+    saves: bool = False  # its script has a Checkpointer
     waits_for: int = -1  # the rank of which it needs something in a collective, `waits_in`, that does not come
     waits_s: float = 0.0
     waits_in: str = ""

@@ -44,17 +44,20 @@ _NEXT = {
         "Its host, or the network between the two, is down, or a firewall closes its ports; `ping` from the one to the "
         "other. The knob is RECONNECT_TIMEOUT_S."
     ),
+    "preempted": "The same command, run again, goes on at the last checkpoint.",
     "unheard": "The launcher may be suspended for HEARTBEAT_TIMEOUT_S; after that the ranks end by themselves.",
 }
 
 
-def render(c: Controller, logs: list[str], command: str) -> str:
-    """The failure report; empty if the run succeeded."""
+def render(c: Controller, logs: list[str], command: str, ends: bool = True) -> str:
+    """The failure report; empty if the run succeeded. `ends`: the run does with it, and its exit code is told."""
     root = c.root
     if root is None:
         return ""
     head = root.title if root.kind == "plan" else clip(root.title, MAX_TITLE)
-    if root.rank is not None and root.kind != "plan":
+    if root.kind == "preempted":
+        head = f"{'the run' if root.rank is None else f'rank {root.rank}'} {head}"
+    elif root.rank is not None and root.kind != "plan":
         head = f"rank {root.rank} failed: {head}"
     lines = ["", f"launcher: {head}", f"  command: {command}"]
     if root.rank is not None:
@@ -85,7 +88,7 @@ def render(c: Controller, logs: list[str], command: str) -> str:
             *("    " + x for x in clip(r.failure.traceback, MAX_TRACEBACK).rstrip().splitlines()[-12:]),
         ]
     lines += _last_events(c, root)
-    lines += ["", f"Next: {_next(root, logs)}", f"launcher: exit code {root.code}"]
+    lines += ["", f"Next: {_next(root, logs)}", *([f"launcher: exit code {root.code}"] if ends else [])]
     return "\n".join(lines) + "\n"
 
 

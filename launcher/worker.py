@@ -21,7 +21,16 @@ from dataclasses import fields
 from types import TracebackType
 from typing import Any
 
-from manygrad.errors import CollectiveAborted, CollectiveTimeout, LaunchAborted, PeerLost, PlanTimeout
+from manygrad.errors import (
+    EXIT_TERMINATED,
+    CollectiveAborted,
+    CollectiveTimeout,
+    LaunchAborted,
+    OtherRankFailed,
+    PeerLost,
+    PlanTimeout,
+    Preempted,
+)
 
 from .spec import WorkerSpec, read_spec
 
@@ -215,7 +224,7 @@ def exit_code_of(e: SystemExit) -> int:
 def report_failure(e: BaseException, spec: WorkerSpec, channel: Any) -> int:
     """Send the driver the exception that ended this rank; its traceback starts at the user's code."""
     channel.in_script = False
-    code = exit_code_of(e) if isinstance(e, SystemExit) else 1
+    code = exit_code_of(e) if isinstance(e, SystemExit) else EXIT_TERMINATED if isinstance(e, Preempted) else 1
     tb = strip_runner(e.__traceback__)
     text = text_of(e, tb)
     waited_for, peer = (
@@ -226,13 +235,13 @@ def report_failure(e: BaseException, spec: WorkerSpec, channel: Any) -> int:
     channel.fail(
         kind=type(e).__name__,
         message=message_of(e),
-        traceback=text,
+        traceback="" if isinstance(e, Preempted) else text,
         waited_for=waited_for,
         peer=peer,
         where=failing_line(tb),
         step=channel.step,
         code=code or 1,
-        consequence=is_consequence(e) or channel.epoch.abort_kind in ("plan", "gone", "interrupt"),
+        consequence=is_consequence(e) or channel.epoch.abort_kind in ("plan", "gone", "interrupt", "preempted"),
     )
     if channel.epoch.abort_kind == "gone":
         sys.stderr.write(text.encode("utf-8", "backslashreplace").decode())
@@ -266,6 +275,8 @@ def waited_in_vain(e: BaseException | None) -> tuple[str, int]:
             return "collective", int(e.fields["peer"])
         if isinstance(e, PeerLost):
             return "peer", int(e.fields["peer"])
+        if isinstance(e, OtherRankFailed) and e.fields["peer"] >= 0:
+            return "checkpoint", int(e.fields["peer"])
         if isinstance(e, PlanTimeout):
             return "plan", -1
         e = e.__cause__ or e.__context__
@@ -277,7 +288,7 @@ def is_consequence(e: BaseException | None) -> bool:
     seen: set[int] = set()
     while e is not None and id(e) not in seen:
         seen.add(id(e))
-        if isinstance(e, (LaunchAborted, CollectiveAborted, PeerLost)):
+        if isinstance(e, (LaunchAborted, CollectiveAborted, PeerLost, OtherRankFailed)):
             return True
         e = e.__cause__ or e.__context__
     return False

@@ -14,6 +14,7 @@ from .ending import Ending
 from .handlers import pass_time
 from .log import EventLog
 from .orders import Orders
+from .preemption import Preemption
 from .programs import Programs
 from .run_state import RunState
 from .table import FITS, OF_THE_RUN, UNFIT
@@ -32,12 +33,16 @@ class Controller:
         start_timeout_s: float = 120.0,
         grace_s: float = 2.0,
         silent_s: float = 60.0,
+        spent_s: float = 0.0,
     ) -> None:
         ranks, log = [Rank(r) for r in range(size)], EventLog(size, now)
         orders = Orders(ranks, log)
         ending = Ending(ranks, orders, grace_s)
-        watch = Watch(ranks, now, timeout_s=timeout_s, start_timeout_s=start_timeout_s, silent_s=silent_s)
-        self.run = RunState(ranks, log, orders, ending, watch, Programs(ranks))
+        watch = Watch(
+            ranks, now, timeout_s=timeout_s, start_timeout_s=start_timeout_s, silent_s=silent_s, spent_s=spent_s
+        )
+        preemption = Preemption(ranks, orders, grace_s)
+        self.run = RunState(ranks, log, orders, ending, watch, Programs(ranks), preemption)
 
     @property
     def ranks(self) -> list[Rank]:

@@ -28,7 +28,7 @@ class Ending:
         if self.root is None:
             self.root, self.began_at = failure, now
             self.orders.log.cause()
-            kind = failure.kind if failure.kind in ("plan", "interrupt") else "failure"
+            kind = failure.kind if failure.kind in ("plan", "interrupt", "preempted") else "failure"
             reason = (
                 failure.title
                 if failure.rank is None or failure.kind == "plan"

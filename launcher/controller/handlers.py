@@ -1,21 +1,24 @@
 """What each kind of event does. The rank has its next state already (`table.py`, which says when a handler is called).
 
 A rank that waited in vain is the echo of another rank's failure: the rank that did not come is the root cause.
-Ctrl-C ends the run as a failure does, unless scripts have a handler for it: these hear of the first one.
+Ctrl-C ends the run as a failure does, unless scripts have a handler for it: these hear of the first one. At SIGTERM
+ranks that can save do so first.
 """
 
 from __future__ import annotations
 
 import signal
 
-from manygrad.errors import EXIT_INTERRUPTED
+from manygrad.errors import EXIT_INTERRUPTED, Preempted
 
 from ..causes import failure_of, failure_of_exit, late, unheard, unreachable
 from ..messages import (
     PROTOCOL,
     AgentBeat,
     AgentLost,
+    AtStep,
     Closed,
+    Committed,
     Exited,
     Failed,
     Finished,
@@ -26,6 +29,7 @@ from ..messages import (
     Spawned,
     Started,
     Stopping,
+    Terminated,
     Tick,
     Values,
 )
@@ -68,7 +72,7 @@ def started(run: RunState, rank: Rank, event: Started, now: float) -> None:
 
 def progress(run: RunState, rank: Rank, event: Progress, now: float) -> None:
     rank.step, rank.where = event.step, event.where or rank.where
-    rank.takes_interrupt = event.takes_interrupt
+    rank.takes_interrupt, rank.saves = event.takes_interrupt, event.saves
     rank.waits_for, rank.waits_s, rank.waits_in = event.waits_for, event.waits_ms / 1000, event.waits_in
     run.watch.worker_heard(rank, now)
     run.programs.position(rank, event)
@@ -94,11 +98,29 @@ def values(run: RunState, rank: Rank, event: Values, now: float) -> None:
     run.differ(run.programs.compare_values(event), now)
 
 
+def committed(run: RunState, rank: Rank, event: Committed, now: float) -> None:
+    rank.saved = event.step if rank.saved is None else max(rank.saved, event.step)
+
+
+def at_step(run: RunState, rank: Rank, event: AtStep, now: float) -> None:
+    if run.root is None:
+        run.preemption.at_step(rank, event.step)
+
+
+def terminated(run: RunState, rank: Rank, event: Terminated, now: float) -> None:
+    """The rank is preempted, and the run without it is none."""
+    if run.root is None and not run.preemption.asked:
+        run.orders.warn(f"rank {rank.rank} got SIGTERM: all ranks save, within --grace")
+        run.preemption.ask(rank.rank, now)
+        run.preemption.settle()
+
+
 def finished(run: RunState, rank: Rank, event: Finished, now: float) -> None:
     """When all have, they may go."""
     rank.stands_since = now
     run.programs.position(rank, event)
     if run.root is None and not run.differ(run.programs.divergence(now), now):
+        run.preemption.settle()
         if all(r.state is State.FINISHED for r in run.ranks):
             run.released = True
             run.orders.send("release")
@@ -110,6 +132,8 @@ def finished(run: RunState, rank: Rank, event: Finished, now: float) -> None:
 def failed(run: RunState, rank: Rank, event: Failed, now: float) -> None:
     rank.step = event.step if event.step is not None else rank.step
     rank.failure = failure_of(event)
+    if event.kind == Preempted.__name__:
+        run.fail(run.preemption.done(event.message), now)
     if run.root is None and run.interrupted and event.kind == "KeyboardInterrupt":
         run.fail(_interruption(run.interrupted), now)
     if run.root is None and event.waited_for:
@@ -183,8 +207,12 @@ def supervisor_ended(run: RunState, rank: Rank, event: AgentLost, now: float) ->
 
 
 def interrupt(run: RunState, event: Interrupt, now: float) -> None:
+    if run.root is None and event.signum == signal.SIGTERM and run.preemption.possible():
+        run.orders.warn("SIGTERM: all ranks save, within --grace; a second one ends the run at once")
+        run.preemption.ask(None, now)
+        return
     takers = [r.rank for r in run.ranks if r.state is State.RUNNING and r.takes_interrupt]
-    if run.root is None and takers and not run.interrupted:
+    if run.root is None and takers and not run.interrupted and not run.preemption.asked:
         run.interrupted = event.signum
         run.orders.send_to(takers, "interrupt")
         text = f"{signal_name(event.signum)} goes to {ranks_text(takers)}, whose script ends by itself; "
@@ -213,5 +241,5 @@ def tick(run: RunState, event: Tick, now: float) -> None:
 def pass_time(run: RunState, now: float) -> None:
     """Deadlines of the run and of its end, after each event."""
     if run.root is None:
-        run.fail(run.watch.overdue(now, run.running_at > 0), now)
+        run.fail(run.watch.overdue(now, run.running_at > 0) or run.preemption.overdue(now), now)
     run.ending.go_on(now)

@@ -13,6 +13,8 @@ from typing import Any
 from ..messages import (
     AgentBeat,
     AgentLost,
+    AtStep,
+    Committed,
     Event,
     Exited,
     Failed,
@@ -37,6 +39,8 @@ _FACTS: dict[type, Callable[[Any], str]] = {
     Progress: lambda e: f"step {e.step}, {e.plans} plans, {e.collectives} collectives{_at(e.where)}",
     Planned: lambda e: f"plan {e.n}, {e.description}",
     Values: lambda e: e.name,
+    Committed: lambda e: f"step {e.step}",
+    AtStep: lambda e: f"step {e.step}",
     Failed: lambda e: f"{e.kind}: {_first_line(e.message)}{_at(e.where)}",
     Stopping: lambda e: _at(e.where).removeprefix(", "),
     Finished: lambda e: f"{e.collectives} collectives",

@@ -9,6 +9,7 @@ from ..ranks import Failure, Rank
 from .ending import Ending
 from .log import EventLog
 from .orders import Orders
+from .preemption import Preemption
 from .programs import Programs
 from .watch import Watch
 
@@ -23,6 +24,7 @@ class RunState:
     ending: Ending
     watch: Watch
     programs: Programs
+    preemption: Preemption
     joined_at: float = 0.0  # all ranks have sent their cards
     running_at: float = 0.0  # all are connected
     interrupted: int = 0  # the signal that scripts were told of

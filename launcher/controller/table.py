@@ -13,7 +13,9 @@ from typing import Any
 from ..messages import (
     AgentBeat,
     AgentLost,
+    AtStep,
     Closed,
+    Committed,
     Event,
     Exited,
     Failed,
@@ -24,8 +26,10 @@ from ..messages import (
     Planned,
     Progress,
     Spawned,
+    Stacks,
     Started,
     Stopping,
+    Terminated,
     Tick,
     Values,
 )
@@ -37,11 +41,13 @@ Kind = type[Event]
 Handler = Callable[[RunState, Rank, Any, float], None]
 KINDS: tuple[Kind, ...] = (
     Spawned, Hello, Started, Progress, Planned, Values, Finished, Failed, Stopping, AgentBeat, Exited, Closed,
-    AgentLost, Output,
+    AgentLost, Output, Committed, AtStep, Terminated,
+    Stacks,
 )  # fmt: skip
 
 WAITING, SPAWNED, JOINED, CONNECTING, RUNNING, FINISHED, FAILED, EXITED = State
 BEFORE_RUNNING = (WAITING, SPAWNED, JOINED, CONNECTING)
+OF_SCRIPTS: tuple[Kind, ...] = (Planned, Values, Finished, AtStep, Terminated)
 NOT_ENDED = (*BEFORE_RUNNING, RUNNING, FINISHED)
 
 
@@ -62,6 +68,9 @@ FITS: Rows = {
     (RUNNING, Planned): (RUNNING, h.plan),
     (RUNNING, Values): (RUNNING, h.values),
     (RUNNING, Finished): (FINISHED, h.finished),
+    **_in((RUNNING, FAILED, EXITED), Committed, h.committed),  # (a save goes on beside the script)
+    (RUNNING, AtStep): (RUNNING, h.at_step),
+    (RUNNING, Terminated): (RUNNING, h.terminated),
     **_in(NOT_ENDED, Progress, h.progress),
     **_in(tuple(State), AgentBeat, h.supervisor_beat),
     **_in(NOT_ENDED, Stopping, h.stopping),
@@ -86,13 +95,14 @@ UNFIT: dict[tuple[State, Kind], str] = {
     **_not_in((JOINED, CONNECTING, RUNNING, FINISHED), "it has joined before", Hello),
     **_not_in((WAITING, SPAWNED, JOINED), "it has not got the cards of all ranks", Started),
     **_not_in((RUNNING, FINISHED), "it has started before", Started),
-    **_not_in(BEFORE_RUNNING, "its script does not run", Planned, Values, Finished),
-    **_not_in((FINISHED,), "its script, its threads and its exit handlers have ended", Planned, Values, Finished),
-    **_not_in((FAILED,), "its script failed", Hello, Started, Progress, Planned, Values, Finished, Failed, Stopping),
-    **_not_in((EXITED,), "its process ended", Spawned, Hello, Started, Progress, Planned, Values, Finished, Stopping),
+    **_not_in(BEFORE_RUNNING, "its script does not run", *OF_SCRIPTS, Committed),
+    **_not_in((FINISHED,), "its script, its threads and its exit handlers have ended", *OF_SCRIPTS, Committed),
+    **_not_in((FAILED,), "its script failed", Hello, Started, Progress, *OF_SCRIPTS, Failed, Stopping),
+    **_not_in((EXITED,), "its process ended", Spawned, Hello, Started, Progress, *OF_SCRIPTS, Stopping),
     **_not_in((EXITED,), "it has ended before", Exited),
     **_not_in((*NOT_ENDED, FAILED), "its process has not ended", Closed),
     **_not_in(tuple(State), "output goes to the logs", Output),
+    **_not_in(tuple(State), "stacks go to who has asked for them", Stacks),
 }
 
 

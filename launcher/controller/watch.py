@@ -20,11 +20,19 @@ BUSY = 0.05  # of one core: a process that uses so much computes
 
 
 class Watch:
-    """Deadlines in seconds; `timeout_s` None: a run takes as long as it likes."""
+    """Deadlines in seconds; `timeout_s` None: a run takes as long as it likes. `spent_s`: by earlier attempts."""
 
     def __init__(
-        self, ranks: Sequence[Rank], now: float, *, timeout_s: float | None, start_timeout_s: float, silent_s: float
+        self,
+        ranks: Sequence[Rank],
+        now: float,
+        *,
+        timeout_s: float | None,
+        start_timeout_s: float,
+        silent_s: float,
+        spent_s: float = 0.0,
     ) -> None:
+        self.spent_s = spent_s
         self.ranks, self.timeout_s, self.start_timeout_s, self.silent_s = ranks, timeout_s, start_timeout_s, silent_s
         self.started_at = self.next_beat = self.seen_at = now
         self.absent_s = 0.0  # the last time that we ourselves were suspended
@@ -78,7 +86,7 @@ class Watch:
     def overdue(self, now: float, is_running: bool) -> Failure | None:
         """The run takes longer than it may, or its start does. `is_running`: all ranks have started once."""
         passed_s = now - self.started_at
-        if self.timeout_s is not None and passed_s > self.timeout_s:
+        if self.timeout_s is not None and self.spent_s + passed_s > self.timeout_s:
             title = f"the run took longer than its time-out of {self.timeout_s:g} s{laggard(self.ranks)}"
             return Failure(None, "timeout", title, EXIT_TIMEOUT)
         if not is_running and passed_s > self.start_timeout_s:

@@ -60,6 +60,7 @@ class Agreement:
                 raise LostValue(why)
         communication.check()
         hooks, compared = communication.hooks, communication.compared
+        self.compared = compared
         self.plan, self.buffers = plan, buffers
         self.tell = None if hooks is None or _exempt.get() else hooks.compare_values
         first = plan.key not in compared
@@ -97,8 +98,13 @@ class Agreement:
         thread.check()
 
     def end(self) -> None:
-        """Waits until all ranks have made this plan. Raises `PlanMismatch` where they have not."""
-        self.ready()
+        """Waits until all ranks have made this plan. Raises `PlanMismatch` where they have not; then it counts as not
+        made."""
+        try:
+            self.ready()
+        except BaseException:
+            self.compared.pop(self.plan.key, None)
+            raise
         if self.thread is not None:
             self._wait_for_digests(self.thread)
         for slot in self.plan.leaves if self.plan.by_all and self.tell is not None else ():

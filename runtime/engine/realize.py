@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from manygrad.errors import JitError
+from manygrad.errors import CollectiveError, JitError
 from manygrad.multi.rules import store_spec
 from manygrad.multi.world import World
 from manygrad.runtime.agreement.agreement import begin
@@ -216,7 +216,9 @@ class RealizeEngine:
         try:
             self._realize([*waiting, *tensors], progress)
         except Exception as error:
-            if progress.final:  # a part has run: what waits and was the reason must not fail the next realize, too
+            # a part has run, or other ranks did not come, and to try again would be to go on without them:
+            # what waits and was the reason must not fail the next realize, too
+            if progress.final or isinstance(error, CollectiveError):
                 drop(_failing([t for t in waiting if memory(t.uop).op is Ops.AFTER])[0], new_buffer)
                 raise
             self._go_on_without(waiting, tensors, error)

@@ -29,6 +29,12 @@ class Hooks(NamedTuple):
     make_plan: Callable[[int, str, str], Callable[[], None]]
     # of a name and (number, digest, description) of values that all ranks must hold alike; returns at once
     compare_values: Callable[[str, list[tuple[int, str, str]]], None]
+    # of the number of whole training steps done, by a Checkpointer: whether all ranks are to save here and end
+    at_step: Callable[[int], bool] = lambda step: False
+    # likewise, of a checkpoint that was loaded: the steps that it had done
+    resumed: Callable[[int], None] = lambda step: None
+    # of a checkpoint that is committed: its step
+    saved: Callable[[int], None] = lambda step: None
 
 
 class Beside(Protocol):

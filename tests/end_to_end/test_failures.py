@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import json
 import os
 import signal
 import sys
@@ -86,6 +87,27 @@ def test_a_worker_is_killed_in_the_middle_of_a_step(command: Callable[..., Any],
         assert "PeerLost" in log or "Aborted" in log, log
     assert left_behind(job) == [] and set(os.listdir("/dev/shm")) <= shared
     assert not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in workers)
+
+
+def test_a_rank_that_does_not_come_is_waited_for_once(command: Callable[..., Any], tmp_path: Path) -> None:
+    """The others do not try the plan again: to go on without the agreement of all would look like another program."""
+    wait = "if world.rank == 1: import time; time.sleep(60)"
+    told = """
+except BaseException:
+    from manygrad.runtime.current import current
+    print("entered", current().communication.entered, flush=True)
+    raise
+"""
+    body = TRAIN.replace("i = 0\n", f"i = 0\n{wait}\ntry:\n").partition("try:\n")
+    loop = "".join(f"  {line}\n" for line in body[2].splitlines())
+    (tmp_path / "train.py").write_text(body[0] + "try:\n" + loop + told.lstrip())
+    run = command("train.py", "--nodes", "2", COLLECTIVE_TIMEOUT_S="5").wait()
+    assert "rank 1 failed: it did not come to plan 1 " in run.err and "PlanMismatch" not in run.err, run.err
+    report = json.loads((run.run_dir / "report.json").read_text())
+    waited = next(x for x in report["ranks"][0]["story"] if "Failed" in x)
+    began = next(x for x in report["ranks"][0]["story"] if "Planned" in x)
+    assert float(waited.split()[0]) - float(began.split()[0]) < 9, report["ranks"][0]["story"]
+    assert "entered (0, '')" in run.out, run.out
 
 
 def test_ctrl_c_in_the_middle_of_training(command: Callable[..., Any], tmp_path: Path) -> None:

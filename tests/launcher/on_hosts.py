@@ -12,9 +12,11 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from manygrad.errors import Infeasible
 from manygrad.launcher import agent, cli, driver
 from manygrad.launcher.cluster import Cluster, Place
 
@@ -34,9 +36,17 @@ class Placed(Cluster):
     def start(self) -> None:
         pass
 
-    def place(self) -> list[Place]:
+    def place(self, n: int = 0, wait_s: float = 0.0) -> list[Place]:
         self.places = [Place(f"host{r}", address, 1, 0, 1) for r, (address, _) in enumerate(self.hosts[1:])]
         return self.places
+
+    def again(self, least: int, give_up: Callable[[], bool]) -> list[Place]:
+        """On the hosts whose links are up, as a cluster would know it."""
+        self._let_go()
+        self.hosts = [self.hosts[0], *(h for h in self.hosts[1:] if _is_up(h[1]))]
+        if len(self.hosts) <= least:
+            raise Infeasible(f"{len(self.hosts) - 1} hosts are left, of at least {least}")
+        return self.place()
 
     @property
     def driver_ip(self) -> str:
@@ -46,6 +56,11 @@ class Placed(Cluster):
         command = [sys.executable, "-P", "-c", _START, str(agent.__file__), str(Path(agent.__file__).parents[1])]
         prefix = ["ip", "netns", "exec", self.hosts[1 + rank][1]]
         subprocess.run([*prefix, *command], input=json.dumps(spec), text=True, stdout=subprocess.DEVNULL, check=True)
+
+
+def _is_up(namespace: str) -> bool:
+    shown = subprocess.run(["ip", "-n", namespace, *"link show eth0".split()], capture_output=True, text=True)
+    return "state UP" in shown.stdout
 
 
 if __name__ == "__main__":

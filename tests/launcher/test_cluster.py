@@ -13,6 +13,7 @@ import pytest
 
 from manygrad.errors import Infeasible
 from manygrad.launcher import cluster, driver
+from manygrad.launcher import guard as guard_module
 from manygrad.launcher.cluster import Cluster, Place, share
 from manygrad.launcher.job import Job
 
@@ -137,13 +138,13 @@ def test_an_error_while_leaving_ray_is_told(
 
 
 def test_the_guard_ends_and_loses_no_error(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    guard = cluster.Guard(lambda text: None)
+    guard = guard_module.Guard(lambda text: None)
     guard.start()
     assert "manygrad-guard" in names()
     guard.close()
     assert "manygrad-guard" not in names() and capfd.readouterr().err == ""
-    monkeypatch.setattr(cluster, "ray_processes", gone)
-    guard = cluster.Guard(lambda text: None)
+    monkeypatch.setattr(guard_module, "ray_processes", gone)
+    guard = guard_module.Guard(lambda text: None)
     guard.start()
     guard.stop()
     guard.close()

@@ -18,7 +18,9 @@ from manygrad.launcher.messages import (
     PROTOCOL,
     AgentBeat,
     AgentLost,
+    AtStep,
     Closed,
+    Committed,
     Event,
     Exited,
     Failed,
@@ -29,8 +31,10 @@ from manygrad.launcher.messages import (
     Planned,
     Progress,
     Spawned,
+    Stacks,
     Started,
     Stopping,
+    Terminated,
     Tick,
     Values,
 )
@@ -257,21 +261,25 @@ def test_what_comes_when_all_may_go_is_late() -> None:
 
 
 TABLE = """
-           waiting  spawned  joined  connecting  running   finished  failed  exited
-Spawned    spawned  -        joined  connecting  running   finished  failed  -
-Hello      joined   joined   -       -           -         -         -       -
-Started    -        -        -       running     -         -         -       -
-Progress   waiting  spawned  joined  connecting  running   finished  -       -
-Planned    -        -        -       -           running   -         -       -
-Values     -        -        -       -           running   -         -       -
-Finished   -        -        -       -           finished  -         -       -
-Failed     failed   failed   failed  failed      failed    failed    -       exited
-Stopping   waiting  spawned  joined  connecting  running   finished  -       -
-AgentBeat  waiting  spawned  joined  connecting  running   finished  failed  exited
-Exited     exited   exited   exited  exited      exited    exited    exited  -
-Closed     -        -        -       -           -         -         -       exited
-AgentLost  exited   exited   exited  exited      exited    exited    exited  exited
-Output     -        -        -       -           -         -         -       -
+            waiting  spawned  joined  connecting  running   finished  failed  exited
+Spawned     spawned  -        joined  connecting  running   finished  failed  -
+Hello       joined   joined   -       -           -         -         -       -
+Started     -        -        -       running     -         -         -       -
+Progress    waiting  spawned  joined  connecting  running   finished  -       -
+Planned     -        -        -       -           running   -         -       -
+Values      -        -        -       -           running   -         -       -
+Finished    -        -        -       -           finished  -         -       -
+Failed      failed   failed   failed  failed      failed    failed    -       exited
+Stopping    waiting  spawned  joined  connecting  running   finished  -       -
+AgentBeat   waiting  spawned  joined  connecting  running   finished  failed  exited
+Exited      exited   exited   exited  exited      exited    exited    exited  -
+Closed      -        -        -       -           -         -         -       exited
+AgentLost   exited   exited   exited  exited      exited    exited    exited  exited
+Output      -        -        -       -           -         -         -       -
+Committed   -        -        -       -           running   -         failed  exited
+AtStep      -        -        -       -           running   -         -       -
+Terminated  -        -        -       -           running   -         -       -
+Stacks      -        -        -       -           -         -         -       -
 """
 
 
@@ -363,6 +371,7 @@ def any_event(draw: st.DrawFn, n: int) -> Event | Interrupt | Tick:
         Progress: lambda: Progress(
             r, draw(st.none() | st.integers(0, 200)), draw(count), draw(count), draw(count), "c",
             takes_interrupt=draw(st.booleans()), waits_for=draw(st.integers(-1, n)), waits_ms=draw(count) * 3000,
+            saves=draw(st.booleans()),
         ),
         Planned: lambda: Planned(
             r, draw(count), draw(st.sampled_from("112")), "p", draw(count), draw(st.sampled_from(["", "?"]))
@@ -370,11 +379,16 @@ def any_event(draw: st.DrawFn, n: int) -> Event | Interrupt | Tick:
         Values: lambda: Values(r, draw(st.sampled_from("ab")), draw(st.sampled_from(["0\t1\tx", "0\t2\tx", "?"]))),
         Finished: lambda: Finished(r, draw(count), "c"),
         Failed: lambda: Failed(
-            r, draw(st.sampled_from(["ValueError", "SystemExit", "KeyboardInterrupt"])), "", "", "", None, draw(count),
-            draw(st.booleans()), draw(st.sampled_from(["", "collective", "plan", "peer", "launcher"])),
+            r, draw(st.sampled_from(["ValueError", "SystemExit", "KeyboardInterrupt", "Preempted"])), "", "", "", None,
+            draw(count), draw(st.booleans()),
+            draw(st.sampled_from(["", "collective", "checkpoint", "plan", "peer", "launcher"])),
             draw(st.integers(-1, n)),
         ),
         Stopping: lambda: Stopping(r, "t.py:1"),
+        Committed: lambda: Committed(r, draw(count)),
+        AtStep: lambda: AtStep(r, draw(count)),
+        Terminated: lambda: Terminated(r),
+        Stacks: lambda: Stacks(r, "text"),
         AgentBeat: lambda: AgentBeat(r, draw(st.sampled_from(["", "T", "D", "R"])), draw(count)),
         Exited: lambda: Exited(r, draw(st.sampled_from([0, 1, -9, -70]))),
         Closed: lambda: Closed(r),
@@ -659,3 +673,54 @@ def test_a_long_text_does_not_bury_the_report() -> None:
     assert "rank 1 failed: ValueError: xxx" in text and "characters left out" in text and "t.py:3 in f" in text
     assert len(text) < 25_000 and text.endswith("launcher: exit code 1\n")
     assert report.as_dict(c, ["log0", "log1"])["root_cause"]["title"].endswith("x" * 100_000)
+
+
+def test_a_rank_that_does_not_come_to_a_checkpoint_is_the_cause() -> None:
+    """Who waited for it, and said so, is an echo; a stopped rank, for which that one may wait, comes first."""
+    for stopped in (None, 1, 2):
+        c, cause = running(3), stopped or 1
+        if stopped is not None:
+            c.handle(AgentBeat(stopped, "T", 10), 1.0)
+        told = Failed(0, "OtherRankFailed", "was not committed", "Traceback", "t.py:3", 7, 1, True, "checkpoint", 1)
+        c.handle(told, 2.0)
+        assert c.root is not None and (c.root.kind, c.root.rank) == ("late", cause)
+        assert " a checkpoint, where rank 0 waited until its deadline" in c.root.title
+        assert ("stopped (SIGSTOP)" in c.root.title) == (stopped is not None)
+
+
+def test_all_save_at_the_last_step_that_any_has_done() -> None:
+    c = running(3)
+    for r in range(3):
+        c.handle(Progress(r, 5, 0, 0, saves=True), 1.0)
+    assert [i.type for i in c.handle(Interrupt(signal.SIGTERM), 1.1) if isinstance(i, Send)] == ["save"]
+    assert not sent(c.handle(AtStep(2, 6), 1.2), "save_at") and not sent(c.handle(AtStep(0, 7), 1.3), "save_at")
+    (order,) = sent(c.handle(AtStep(1, 6), 1.4), "save_at")
+    assert order.content == {"step": 7} and order.ranks == (0, 1, 2) and c.root is None
+    c.handle(Failed(1, "Preempted", "step 7 is saved in d", "", "t.py:1", 7, 143, True), 1.6)
+    assert c.root is not None and (c.root.kind, c.root.rank, c.exit_code) == ("preempted", None, 143)
+
+
+def test_a_save_that_takes_longer_than_the_grace() -> None:
+    c = running(2, grace_s=3.0)
+    for r in range(2):
+        c.handle(Progress(r, 5, 0, 0, saves=True), 1.0)
+    c.handle(Terminated(1), 1.1)
+    c.handle(Tick(), 4.0)
+    assert c.root is None
+    c.handle(Tick(), 4.2)
+    assert c.root is not None and c.root.rank == 1 and "within --grace 3 s" in c.root.title
+
+
+def test_who_has_finished_does_not_save_and_the_others_go_on_to_the_end() -> None:
+    c = running(2)
+    c.handle(Terminated(0), 1.0)
+    c.handle(Finished(1, 0, ""), 1.1)
+    (order,) = sent(c.handle(AtStep(0, 7), 1.2), "save_at")
+    assert order.content["step"] > 1 << 60
+
+
+def test_ranks_that_cannot_save_end_at_sigterm() -> None:
+    c = running(2)
+    c.handle(Progress(0, 5, 0, 0, saves=True), 1.0)
+    c.handle(Interrupt(signal.SIGTERM), 1.1)
+    assert c.root is not None and c.root.kind == "interrupt"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -89,13 +90,39 @@ def test_error(ray: Any, tmp_path: Path) -> None:
     assert e.details["root_cause"]["rank"] == 1
 
 
+def test_a_restart_in_a_ray_that_was_there(ray: Any, tmp_path: Path) -> None:
+    """New agents in new places; the old ones are given back."""
+
+    def work() -> int:
+        from manygrad import world
+
+        if world.rank == 1 and world.epoch == 0:
+            raise KeyError("weights")
+        return 10 * world.epoch + world.rank
+
+    found = launch(work, nodes=2, max_restarts=1, run_dir=str(tmp_path / "run"), endpoint=FAKE)
+    assert found == [10, 11]
+    until = time.monotonic() + 20
+    while (free := ray.available_resources().get("CPU")) != 2 and time.monotonic() < until:
+        time.sleep(0.1)
+    assert free == 2 and ray.is_initialized()
+
+
 def test_more_nodes_than_fit(ray: Any, tmp_path: Path) -> None:
     with pytest.raises(Infeasible, match=r"3 nodes were asked for.* 2 CPUs in all"):
         launch(print, nodes=3, run_dir=str(tmp_path / "run"))
 
 
 @pytest.mark.parametrize(
-    "arguments", [{"nodes": 0}, {"nodes": True}, {"nodes": 2, "devices_per_node": 0}, {"timeout": -1}]
+    "arguments",
+    [
+        {"nodes": 0},
+        {"nodes": True},
+        {"nodes": 2, "devices_per_node": 0},
+        {"timeout": -1},
+        {"max_restarts": -1},
+        {"min_nodes": 2},
+    ],
 )
 def test_bad_arguments(arguments: dict[str, Any]) -> None:
     with pytest.raises(ValueError):

@@ -63,6 +63,23 @@ def test_a_rank_is_cut_off_for_good(tmp_path: Path) -> None:
         run.nothing_is_left()
 
 
+def test_a_run_goes_on_without_the_host_that_is_cut_off(tmp_path: Path) -> None:
+    """In a new epoch, of one rank less; what still runs on the other side of the cut has no part in it, and ends."""
+    restarts = {"MANYGRAD_MAX_RESTARTS": "2", "MANYGRAD_MIN_NODES": "1"}
+    with training(tmp_path, RECONNECT_TIMEOUT_S="3", HEARTBEAT_TIMEOUT_S="10", **restarts) as run:
+        run.more(steps=20)
+        run.hosts.down(1)
+        log = tmp_path / "run" / "rank0.log"
+        run.until(lambda: "step" in log.read_text().partition("attempt 2 begins, on 1 node\n")[2])
+        run.hosts.up(1)  # it comes back: too late for this attempt
+        time.sleep(1)
+        (tmp_path / "end").touch()
+        assert run.process.wait(60) == 0, (tmp_path / "err").read_text()
+        err = (tmp_path / "err").read_text()
+        assert re.search(r"attempt 1: 2 nodes, .* rank 0 failed: ", err) and "attempt 2: 1 node, " in err, err
+        run.nothing_is_left()
+
+
 def test_links_lose_packets(tmp_path: Path) -> None:
     """TCP sends them again: steps go on."""
     with training(tmp_path) as run:

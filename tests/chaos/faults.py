@@ -1,0 +1,183 @@
+"""Faults and moments: how they are drawn, and how a worker brings one upon itself.
+
+A `Fault` names what happens (`act`), when in the life of an attempt (`moment`), in which epoch and to which rank. The
+training script (`train.py`) calls `Injector.at(moment)` where the moments are; whatever the act needs is done there, so
+that a fault hits between two known lines, or, with `delay_s`, in the midst of whatever comes then.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+MOMENTS = ("start", "compile", "step", "collective", "checkpoint", "commit", "exit")
+# what the report has to name as the root cause; nothing where the run is not to notice
+KINDS: dict[str, tuple[str, ...]] = {
+    "kill": ("signal",),
+    "exit": ("exit",),
+    "raise": ("exception",),
+    "memory": ("exception",),
+    "supervisor": ("lost",),
+    "stuck": ("late", "timeout"),
+    "stop": ("late", "timeout", "silent"),
+    "pause": (),
+    "full": (),
+    "damage": ("signal",),
+    "terminate": ("preempted",),
+    "launcher": (),
+    "preempt": ("preempted", "interrupt"),
+}
+STEPS, EVERY = 12, 3
+PAUSE_S = 1.5
+
+
+@dataclass(frozen=True)
+class Fault:
+    act: str
+    moment: str
+    epoch: int
+    rank: int
+    step: int  # at which the moments of steps and checkpoints are
+    delay_s: float  # after the moment
+
+    def __str__(self) -> str:
+        late = f" and {self.delay_s:.2f} s" if self.delay_s else ""
+        return f"{self.act} in rank {self.rank}, epoch {self.epoch}, at {self.moment} (step {self.step}){late}"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One run: so many workers, and what happens to them. `transport`: that between the workers."""
+
+    nodes: int
+    transport: str
+    asynchronous: bool
+    faults: tuple[Fault, ...]
+
+    def __str__(self) -> str:
+        how = f"{self.nodes} nodes, {self.transport or 'shm'}{', asynchronous' * self.asynchronous}"
+        return "; ".join([how, *map(str, self.faults)])
+
+
+def draw(seed: int) -> Plan:
+    """The plan of a seed: one to three faults, each in an epoch of its own."""
+    chance = random.Random(seed)
+    nodes = chance.choice((2, 2, 2, 4))
+    faults = []
+    # (the same fault twice at one step would rightly not be retried)
+    for epoch, act in enumerate(chance.sample(tuple(KINDS), chance.choice((1, 1, 2, 3)))):
+        moment = chance.choice(MOMENTS)
+        if act == "full":
+            moment = "checkpoint"
+        if act == "raise" and moment == "collective":
+            moment = "step"  # (an exception of another thread is none of the script's)
+        step = chance.randrange(1, STEPS // EVERY) * EVERY if moment in ("checkpoint", "commit") else 0
+        step = step or chance.randrange(1, STEPS)
+        rank = 0 if moment == "commit" else chance.randrange(nodes)
+        inside = moment in ("compile", "collective") or (chance.random() < 0.3 and act not in ("raise", "full"))
+        faults.append(Fault(act, moment, epoch, rank, step, chance.uniform(0.0, 0.3) if inside else 0.0))
+    return Plan(nodes, chance.choice(("", "", "zmq")), chance.random() < 0.5, tuple(faults))
+
+
+class Injector:
+    """In a worker: brings its faults of this epoch about when their moment comes."""
+
+    def __init__(self, path: str, rank: int, epoch: int, checkpoints: Path) -> None:
+        faults = [Fault(**f) for f in json.loads(Path(path).read_text())["faults"]]
+        self.faults = [f for f in faults if (f.rank, f.epoch) == (rank, epoch)]
+        self.folder, self.checkpoints, self.step = Path(path).parent, checkpoints, 0
+
+    def at(self, moment: str) -> None:
+        for f in list(self.faults):
+            if f.moment == moment and (moment in ("start", "exit", "compile") or f.step == self.step):
+                self.faults.remove(f)
+                mark = self.folder / f"happened.{f.epoch}"
+                if mark.exists():  # (a launcher that was killed begins at epoch 0 again)
+                    continue
+                mark.write_text(str(f))
+                if f.delay_s and f.act not in ("raise", "memory", "stuck"):
+                    threading.Timer(f.delay_s, self.act, (f,)).start()
+                else:
+                    time.sleep(f.delay_s)
+                    self.act(f)
+
+    def watch_files(self) -> None:
+        """The moments of a checkpoint: as a part is synced, and around the rename that commits."""
+        sync, rename = os.fsync, os.rename
+
+        def fsync(fd: int) -> None:
+            self.at("checkpoint")
+            sync(fd)
+
+        def renaming(src: Any, dst: Any) -> None:
+            commits = str(src).endswith(".tmp") and not str(dst).endswith(".tmp")
+            if commits and self.step % 2:
+                self.at("commit")
+            rename(src, dst)
+            if commits:
+                self.at("commit")
+
+        os.fsync, os.rename = fsync, renaming  # type: ignore[assignment]
+
+    def act(self, f: Fault) -> None:
+        me = os.getpid()
+        if f.act == "kill":
+            os.kill(me, signal.SIGKILL)
+        elif f.act == "exit":
+            os._exit(7)
+        elif f.act == "raise":
+            raise ValueError("a fault was drawn")
+        elif f.act == "memory":
+            raise MemoryError("a fault was drawn")
+        elif f.act == "supervisor":
+            os.kill(os.getppid(), signal.SIGKILL)
+            time.sleep(60)
+        elif f.act == "stuck":
+            while True:
+                time.sleep(1)
+        elif f.act == "stop":
+            os.kill(me, signal.SIGSTOP)
+        elif f.act == "pause":
+            code = f"import os, time; time.sleep({PAUSE_S}); os.kill({me}, {int(signal.SIGCONT)})"
+            subprocess.Popen([sys.executable, "-c", code])
+            os.kill(me, signal.SIGSTOP)
+        elif f.act == "full":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        elif f.act == "damage":
+            self.damage(random.Random(f.step + f.rank))
+            os.kill(me, signal.SIGKILL)
+        elif f.act == "terminate":
+            os.kill(me, signal.SIGTERM)
+        elif f.act == "launcher":
+            os.kill(int(Path(self.folder, "launcher").read_text()), signal.SIGKILL)
+            time.sleep(60)
+        elif f.act == "preempt":
+            os.kill(int(Path(self.folder, "launcher").read_text()), signal.SIGTERM)
+
+    def damage(self, chance: random.Random) -> None:
+        """Truncates a file of the newest checkpoint, or flips a bit of it; not where it is the only one."""
+        found = sorted(p for p in self.checkpoints.glob("step-*") if not p.name.endswith(".tmp"))
+        if len(found) < 2:
+            return
+        file = chance.choice(sorted(found[-1].iterdir()))
+        data = bytearray(file.read_bytes())
+        at = chance.randrange(len(data))
+        if chance.random() < 0.5:
+            del data[at:]
+        else:
+            data[at] ^= 1 << chance.randrange(8)
+        file.write_bytes(data)
+
+
+def write(plan: Plan, path: Path) -> None:
+    path.write_text(json.dumps({"faults": [asdict(f) for f in plan.faults]}))
