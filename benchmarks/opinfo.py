@@ -28,7 +28,7 @@ import numpy as np
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.dirname(os.path.dirname(HERE)))
 
-from manygrad import Tensor, dtypes, linalg, nn  # noqa: E402
+from manygrad import Tensor, dtypes, linalg, nn, special  # noqa: E402
 
 KINDS = ("float32", "float64", "int64", "bool", "bfloat16", "float16")
 CHECKS = (*KINDS, "first", "second", "errors")
@@ -103,6 +103,8 @@ def find(name: str) -> Any:
         return getattr(linalg, short, None)
     if name == "where":  # (the sample's first tensor is the value)
         return lambda x, condition, other: x.where(condition, other)
+    if space == "special" and hasattr(special, short):
+        return getattr(special, short) if short != "polygamma" else Tensor.polygamma
     return getattr(Tensor, OTHER_NAMES.get(name, short), None) if space in ("", "special") else None
 
 
