@@ -7,7 +7,7 @@ Write ordinary lazy-tensor code; `launcher train.py --nodes 4` runs it on four w
 from manygrad.launcher.api import launch  # first of all: the launcher takes Ctrl-C from here on
 
 # isort: split
-from manygrad import autograd, errors, linalg, nn
+from manygrad import autograd, errors, linalg, nn, special
 from manygrad.runtime.agreement.agreement import values_may_differ
 from manygrad.runtime.agreement.replicas import assert_equal, broadcast_
 from manygrad.runtime.engine.realize import RealizeEngine
@@ -61,6 +61,7 @@ __all__ = [
     "result_type",
     "set_grad_enabled",
     "set_rng_state",
+    "special",
     "values_may_differ",
     "world",
 ]

@@ -140,8 +140,12 @@ def compare_module(info: Any, given: Any, training: bool, dtype: str) -> Iterato
     want, got = flat(theirs(*forward.args, **forward.kwargs)), flat(mine(*inputs, **named))
     if len(want) != len(got):
         yield f"{len(got)} results, not {len(want)}"
+    half = dtype in ("bfloat16", "float16")
+    exact = copy.deepcopy(theirs).double() if half and not lazy else None
     for i, (w, g) in enumerate(zip(want, got)):
         if found := differs(g, w, tolerance):
+            if exact is not None and is_as_near(g, w, true_results(exact, forward)[i], tolerance):
+                continue
             yield f"result {i}: {found}"
     for name, t in theirs.named_buffers():
         if found := differs(dict(mine.named_buffers()).get(name), t, tolerance):
@@ -149,8 +153,6 @@ def compare_module(info: Any, given: Any, training: bool, dtype: str) -> Iterato
     leaves = [(f"input {i}", w, g) for i, (w, g) in enumerate(zip(flat(forward.args), flat(inputs)))
               if isinstance(w, torch.Tensor) and w.requires_grad and w.is_leaf]  # fmt: skip
     leaves += [(name, t, dict(mine.named_parameters())[name]) for name, t in theirs.named_parameters()]
-    half = dtype in ("bfloat16", "float16")
-    exact = copy.deepcopy(theirs).double() if half and not lazy else None
     total, total_ours = torch.zeros(()), Tensor(0.0)
     weights = []
     for w, g in zip(want, got):
@@ -165,33 +167,41 @@ def compare_module(info: Any, given: Any, training: bool, dtype: str) -> Iterato
     for name, w, g in leaves:
         if found := differs(g.grad, w.grad, tolerance):
             if exact is not None and is_as_near(
-                name, g.grad, w.grad, true_gradients(exact, forward, weights), tolerance
+                g.grad, w.grad, true_gradients(exact, forward, weights).get(name), tolerance
             ):
                 continue
             yield f"gradient of {name}: {found}"
 
 
-def true_gradients(module: Any, forward: Any, weights: list[Any]) -> dict[str, Any]:
-    """By parameter, in float64."""
+def true_results(module: Any, forward: Any) -> list[Any]:
+    """What the module gives in float64."""
 
     def wide(x: Any) -> Any:
         if isinstance(x, torch.Tensor):
             return x.detach().double() if x.is_floating_point() else x
         return type(x)(map(wide, x)) if isinstance(x, (list, tuple)) else x
 
+    return flat(module(*map(wide, forward.args), **{k: wide(v) for k, v in forward.kwargs.items()}))
+
+
+def true_gradients(module: Any, forward: Any, weights: list[Any]) -> dict[str, Any]:
+    """By parameter, in float64."""
     module.zero_grad()
-    out = flat(module(*map(wide, forward.args), **{k: wide(v) for k, v in forward.kwargs.items()}))
-    out = [t for t in out if isinstance(t, torch.Tensor) and t.requires_grad and t.is_floating_point()]
+    out = [
+        t
+        for t in true_results(module, forward)
+        if isinstance(t, torch.Tensor) and t.requires_grad and t.is_floating_point()
+    ]
     sum((t * w).sum() for t, w in zip(out, weights)).backward()
     return {name: p.grad for name, p in module.named_parameters()}
 
 
-def is_as_near(name: str, mine: Any, theirs: Any, true: dict[str, Any], tolerance: float) -> bool:
-    """Whether a gradient in a half type, which a rounding at a ReLU's corner changes altogether, is as near to that in
-    float64 as torch's is."""
-    if true.get(name) is None or array(mine).shape != array(theirs).shape:
+def is_as_near(mine: Any, theirs: Any, true: Any, tolerance: float) -> bool:
+    """Whether a value in a half type is as near to that in float64 as torch's is: its roundings on the way add up, and
+    one at a ReLU's corner changes a gradient altogether."""
+    if true is None or mine is None or array(mine).shape != array(theirs).shape:
         return False
-    want = true[name].numpy()
+    want = array(true)
     off = [np.abs(array(g).astype(np.float64) - want).max() / max(1.0, np.abs(want).max()) for g in (mine, theirs)]
     return bool(off[0] <= 2 * off[1] + tolerance)
 
@@ -356,6 +366,11 @@ def main() -> None:
                 continue
             try:
                 problems = list(check())
+            except NotImplementedError as error:
+                if "_cpu" not in str(error):  # (torch's words of a kernel that it has not for a half type)
+                    raise
+                counts["not in torch"] += 1
+                continue
             except Exception as error:
                 problems = [f"{type(error).__name__}: {str(error)[:300]}"]
             counts["differ" if problems else "same"] += 1

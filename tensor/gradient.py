@@ -69,8 +69,10 @@ class CustomGrad:
         return u.src[1:]
 
     def gradients(self, g: Tensor, u: UOp) -> Grads:
-        """Gradients of the sources of the node `u`, given what reached it."""
-        return (None, *self.fn(g, *(_t(s) for s in u.src[1:])))
+        """Gradients of the sources of the node `u`, given what reached it, each in its source's type: a backward may
+        compute in a wider one."""
+        found = self.fn(g, *(_t(s) for s in u.src[1:]))
+        return (None, *(r.cast(s.dtype) if hasattr(r, "uop") else r for r, s in zip(found, u.src[1:], strict=True)))
 
 
 def compute_gradients(

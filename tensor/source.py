@@ -27,7 +27,7 @@ _OWN = tuple(
                 "llm",
             )
         ),
-        *("__init__.py", "autograd.py", "errors.py", "linalg.py", "session.py"),
+        *("__init__.py", "autograd.py", "errors.py", "linalg.py", "session.py", "special.py"),
     )
 )
 

@@ -33,6 +33,7 @@ from manygrad.tensor.ops.creation import CreationMixin
 from manygrad.tensor.ops.decomposition import DecompositionMixin
 from manygrad.tensor.ops.diagonal import DiagonalMixin
 from manygrad.tensor.ops.differentiation import DifferentiationMixin
+from manygrad.tensor.ops.distance import DistanceMixin
 from manygrad.tensor.ops.distributions import DistributionsMixin
 from manygrad.tensor.ops.division import DivisionMixin
 from manygrad.tensor.ops.einsum import EinsumMixin
@@ -46,6 +47,7 @@ from manygrad.tensor.ops.grids import GridsMixin
 from manygrad.tensor.ops.hyperbolic import HyperbolicMixin
 from manygrad.tensor.ops.indexing import IndexingMixin
 from manygrad.tensor.ops.inplace import InplaceMixin
+from manygrad.tensor.ops.integration import IntegrationMixin
 from manygrad.tensor.ops.interop import InteropMixin, to_array
 from manygrad.tensor.ops.joining import JoiningMixin
 from manygrad.tensor.ops.loss import LossMixin
@@ -116,6 +118,7 @@ class Tensor(
     CreationMixin,
     DiagonalMixin,
     DifferentiationMixin,
+    DistanceMixin,
     DistributionsMixin,
     DivisionMixin,
     ErrorFunctionMixin,
@@ -127,6 +130,7 @@ class Tensor(
     GridsMixin,
     HyperbolicMixin,
     IndexingMixin,
+    IntegrationMixin,
     InteropMixin,
     InplaceMixin,
     JoiningMixin,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from manygrad.tensor.autograd import Context, Function
-from manygrad.tensor.linalg.steps import repeat, square
+from manygrad.tensor.linalg.steps import first_bad, floats, refuse_bad, repeat, square
 from manygrad.tensor.linalg.triangular import lower_inverse, upper_inverse
 from manygrad.tensor.tensor import Tensor
 
@@ -45,6 +47,19 @@ def cholesky(a: Tensor, upper: bool = False) -> Tensor:
     return out.mT if upper else out
 
 
+class CholeskyAndInfo(NamedTuple):
+    L: Tensor
+    info: Tensor
+
+
+def cholesky_ex(a: Tensor, *, upper: bool = False, check_errors: bool = False) -> CholeskyAndInfo:
+    """(L, info): `cholesky`, and the order of the first leading part that is not positive definite (0: all are). With
+    `check_errors` such a matrix is a ValueError."""
+    out = cholesky(a, upper)
+    info = first_bad((out.detach().diagonal(0, -2, -1) > 0).logical_not())
+    return CholeskyAndInfo(out, refuse_bad("cholesky_ex", "a matrix is not positive definite", info, check_errors))
+
+
 def cholesky_inverse(factor: Tensor, upper: bool = False) -> Tensor:
     """The inverse of L Lᵀ from its factor L."""
     inverse = lower_inverse(square("cholesky_inverse", factor.mT if upper else factor))
@@ -64,3 +79,20 @@ def triangular_solve(
     square("triangular_solve", a)
     inverse = upper_inverse(a, unitriangular) if upper else lower_inverse(a, unitriangular)
     return (inverse.mT if transpose else inverse) @ b, a._copied()
+
+
+def solve_triangular(a: Tensor, b: Tensor, *, upper: bool, left: bool = True, unitriangular: bool = False) -> Tensor:
+    """x with a @ x = b for the upper or lower triangle of (..., n, n), b (..., n, k); without `left` x with x @ a = b,
+    b (..., k, n). `unitriangular`: the diagonal of a counts as ones.
+
+    Cost: O(n³) for the triangle's inverse, in log₂ n steps. ValueError where shapes do not fit.
+    """
+    square("solve_triangular", a)
+    floats("solve_triangular", b)
+    if b.shape[-2 if left else -1] != a.shape[-1]:
+        raise ValueError(
+            f"solve_triangular: {a.shape} and {b.shape} do not fit; the right side has {a.shape[-1]} "
+            f"{'rows' if left else 'columns'}"
+        )
+    inverse = upper_inverse(a, unitriangular) if upper else lower_inverse(a, unitriangular)
+    return inverse @ b if left else b @ inverse

@@ -7,10 +7,12 @@ tournament (a sweep) meet every pair; convergence is quadratic, so the number of
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from manygrad.tensor.autograd import Context, Function
-from manygrad.tensor.dtype import finfo
 from manygrad.tensor.linalg.qr import qr
 from manygrad.tensor.linalg.steps import floats, repeat, square
+from manygrad.tensor.ops.elementary import differentiated_as
 from manygrad.tensor.tensor import Tensor
 
 SWEEPS = {"float32": 9, "float64": 12}
@@ -116,6 +118,8 @@ class _Eigh(Function):
     @staticmethod
     def forward(ctx: Context, a: Tensor) -> tuple[Tensor, Tensor]:
         # Gershgorin: a + shift is positive, singular values are eigenvalues
+        if not a.shape[-1]:
+            return a.sum(-1), a
         shift = a.abs().sum(-1).amax(-1, keepdim=True).unsqueeze(-1)
         eye = Tensor.eye(a.shape[-1], dtype=a.dtype, device=a.device)
         _, s, v = _tall(a + eye * shift)
@@ -137,33 +141,31 @@ class _Eigh(Function):
         return (out + out.mT) * 0.5
 
 
-def eigh(a: Tensor) -> tuple[Tensor, Tensor]:
-    """(eigenvalues rising, eigenvectors as columns) of symmetric (..., n, n). Signs of columns are not unique."""
-    return _Eigh.apply(square("eigh", a))
+class Eigen(NamedTuple):
+    eigenvalues: Tensor
+    eigenvectors: Tensor
 
 
-class _Pinv(Function):
-    """The gradient, where the rank stays: Golub and Pereyra, "The differentiation of pseudo-inverses and nonlinear
-    least squares problems whose variables separate", 1973."""
-
-    @staticmethod
-    def forward(ctx: Context, a: Tensor, rcond: float) -> Tensor:
-        u, s, v = _SVD.apply(a)
-        small = s <= s[..., :1] * rcond
-        out = (v * small._where(0.0, 1.0 / small._where(1.0, s)).unsqueeze(-2)) @ u.mT
-        ctx.save_for_backward(a, out)
-        return out
-
-    @staticmethod
-    def backward(ctx: Context, g: Tensor) -> tuple[Tensor, None]:
-        a, p = ctx.saved_tensors
-        left, right = p @ p.mT @ g, g @ p.mT @ p  # (..., n, m)
-        rows, columns = left - left @ a @ p, right - p @ a @ right
-        return rows.mT + columns.mT - p.mT @ g @ p.mT, None
+def eigh(a: Tensor, UPLO: str = "L") -> Eigen:
+    """(eigenvalues rising, eigenvectors as columns) of symmetric (..., n, n), of which the lower ("L") or the upper
+    ("U") triangle is read. Signs of columns are not unique. ValueError for another `UPLO`."""
+    if not isinstance(UPLO, str) or UPLO.upper() not in ("L", "U"):
+        raise ValueError(f'eigh: UPLO is "L" or "U", not {UPLO!r}')
+    return Eigen(*_Eigh.apply(symmetric(square("eigh", a), UPLO.upper() == "L")))
 
 
-def pinv(a: Tensor, rcond: float | None = None) -> Tensor:
-    """The Moore–Penrose inverse of (..., m, n); singular values up to rcond times the largest count as 0
-    (None: max(m, n) times the type's eps, which rounding makes of one)."""
-    m, n = floats("pinv", a).shape[-2:]
-    return _Pinv.apply(a, max(m, n) * finfo(a.dtype).eps if rcond is None else rcond)
+def symmetric(a: Tensor, lower: bool) -> Tensor:
+    """The value is that of one triangle; the gradient is shared by both, as that of eigenvalues in PyTorch."""
+    half = a.tril(-1) if lower else a.triu(1)
+    own = a.diagonal(0, -2, -1).diag_embed()
+    return differentiated_as(half + half.mT + own, "symmetric", None, lambda a: (a + a.mT) * 0.5, a)
+
+
+def eigvalsh(a: Tensor, UPLO: str = "L") -> Tensor:
+    """The eigenvalues of symmetric (..., n, n), rising: (..., n)."""
+    return eigh(a, UPLO).eigenvalues
+
+
+def svdvals(a: Tensor) -> Tensor:
+    """The singular values of (..., m, n), falling: (..., min(m, n))."""
+    return svd(a, full_matrices=False)[1]

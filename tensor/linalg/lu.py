@@ -43,8 +43,8 @@ def lu_packed(a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 class _LU(Function):
-    """P a = L U. The gradient: dL/da = Pᵀ L⁻ᵀ (tril(Lᵀ dL, −1) + triu(dU Uᵀ)) U⁻ᵀ
-    (Giles, 2008, section 2; as in PyTorch)."""
+    """P a = L U for (..., m, n). The gradients of L and U are pulled back through the square part of k = min(m, n)
+    rows and columns (Giles, 2008, section 2); the rows below and the columns beside it add theirs (as in PyTorch)."""
 
     @staticmethod
     def forward(ctx: Context, a: Tensor) -> tuple[Tensor, Tensor]:
@@ -55,10 +55,20 @@ class _LU(Function):
     @staticmethod
     def backward(ctx: Context, g: Tensor, _: Tensor) -> Tensor:
         packed, perm = ctx.saved_tensors
-        n = packed.shape[-1]
-        low = packed.tril(-1) + Tensor.eye(n, dtype=packed.dtype, device=packed.device)
-        inner = (low.mT @ g.tril(-1)).tril(-1) + (g.triu() @ packed.triu().mT).triu()
-        rows = lower_inverse(packed, unit=True).mT @ inner @ upper_inverse(packed).mT  # of P a
+        k = min(packed.shape[-2:])
+        core, gcore = packed[..., :k, :k], g[..., :k, :k]
+        low = core.tril(-1) + Tensor.eye(k, dtype=packed.dtype, device=packed.device)
+        below, beside = low.mT @ gcore.tril(-1), gcore.triu() @ core.triu().mT
+        if packed.shape[-1] > k:
+            below = below - g[..., :, k:] @ packed[..., :, k:].mT
+        if packed.shape[-2] > k:
+            beside = beside - packed[..., k:, :].mT @ g[..., k:, :]
+        left, right = lower_inverse(core, unit=True).mT, upper_inverse(core).mT
+        rows = left @ (below.tril(-1) + beside.triu()) @ right  # of P a
+        if packed.shape[-1] > k:
+            rows = rows.cat(left @ g[..., :, k:], dim=-1)
+        if packed.shape[-2] > k:
+            rows = rows.cat(g[..., k:, :] @ right, dim=-2)
         back = perm.argsort(-1).unsqueeze(-1).expand(rows.shape)
         return rows._gather_along(-2, back)
 
@@ -171,14 +181,25 @@ def _parity(swaps: Tensor, a: Tensor) -> Tensor:
     return (1 - 2 * (swaps % 2)).cast(a.dtype)
 
 
+def lu_rows(a: Tensor) -> tuple[Tensor, Tensor]:
+    """(L and U in one, the rows of (..., m, n) in their new order), with a gradient."""
+    packed, perm = _LU.apply(a)
+    return packed, perm
+
+
 def inv(a: Tensor) -> Tensor:
     """The inverse of (..., n, n); infinities and NaNs where a matrix is singular."""
     return _Inverse.apply(square("inv", a))
 
 
-def solve(a: Tensor, b: Tensor) -> Tensor:
-    """x with a @ x = b; a (..., n, n), b (..., n) or (..., n, k)."""
+def solve(a: Tensor, b: Tensor, *, left: bool = True) -> Tensor:
+    """x with a @ x = b; a (..., n, n), b (..., n) or (..., n, k). Without `left`, x with x @ a = b, b (..., k, n).
+
+    ValueError where shapes do not fit. Infinities and NaNs where a matrix is singular.
+    """
     square("solve", a)
+    if not left:
+        return solve(a.mT, b.mT).mT if b.ndim > 1 else solve(a.mT, b)
     vector = b.ndim == 1 or (b.ndim == a.ndim - 1 and b.shape == a.shape[:-1])
     right = b.unsqueeze(-1) if vector else b
     if right.shape[-2] != a.shape[-1]:
@@ -202,31 +223,3 @@ def slogdet(a: Tensor) -> tuple[Tensor, Tensor]:
     packed, _, swaps = lu_packed(square("slogdet", a))
     sign = packed.diagonal(0, -2, -1).sign().prod(-1) * _parity(swaps, a)
     return without_slope(sign.detach(), a), _LogDet.apply(a)
-
-
-def lu(a: Tensor) -> tuple[Tensor, Tensor]:
-    """(L and U in one, int32 pivots as LAPACK counts them: row i was swapped with row pivots[i] − 1)."""
-    packed, perm = _LU.apply(square("lu", a))
-    n = a.shape[-1]
-    pivots = []
-    where = Tensor.arange(n)._broadcast(perm.shape)
-    for i in range(n):  # the swaps that lead to `perm`, in order
-        at = where.eq(perm[..., i : i + 1])._where(Tensor.arange(n), 0).sum(-1, keepdim=True)
-        pivots.append(at + 1)
-        first = where[..., i : i + 1]
-        where = Tensor.arange(n).eq(at)._where(first, Tensor.arange(n).eq(i)._where(perm[..., i : i + 1], where))
-    joined = pivots[0].cat(*pivots[1:], dim=-1) if pivots else perm
-    return packed, joined.cast("int32")
-
-
-def lu_solve(b: Tensor, packed: Tensor, pivots: Tensor) -> Tensor:
-    """x with a @ x = b, from `packed, pivots = lu(a)`."""
-    n = packed.shape[-1]
-    row = Tensor.arange(n)
-    order = row._broadcast(pivots.shape)
-    for i in range(n):
-        at = pivots[..., i : i + 1].cast("int64") - 1
-        other = row.eq(at)._where(order, 0).sum(-1, keepdim=True)
-        order = row.eq(i)._where(other, row.eq(at)._where(order[..., i : i + 1], order))
-    rows = b._gather_along(-2, order.unsqueeze(-1).expand(b.shape))
-    return upper_inverse(packed) @ (lower_inverse(packed, unit=True) @ rows)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from manygrad.tensor.autograd import Context, Function
 from manygrad.tensor.linalg.steps import floats, repeat
 from manygrad.tensor.linalg.triangular import upper_inverse
+from manygrad.tensor.ops.elementary import without_slope
 from manygrad.tensor.tensor import Tensor
 
 
@@ -57,9 +58,8 @@ def reflected(c: Tensor, a: Tensor, tau: Tensor) -> Tensor:
 def orgqr(a: Tensor, tau: Tensor) -> Tensor:
     """The first n columns of Q, for a (..., m, n)."""
     m, n = floats("orgqr", a).shape[-2:]
-    return reflected(
-        Tensor.eye(m, n, dtype=a.dtype)._broadcast((*a.shape[:-2], m, n)).contiguous().to(a.device), a, tau
-    )
+    eye = Tensor.eye(m, n, dtype=a.dtype)._broadcast((*a.shape[:-2], m, n)).contiguous().to(a.device)
+    return reflected(eye, a, tau) if tau.shape[-1] else without_slope(eye, a, tau)
 
 
 def ormqr(a: Tensor, tau: Tensor, other: Tensor, left: bool = True, transpose: bool = False) -> Tensor:

@@ -42,3 +42,18 @@ def floats(name: str, a: Tensor) -> Tensor:
     if not a.dtype.is_float or a.dtype.is_half:
         raise TypeError(f"{name}: expected float32 or float64, not {a.dtype.name}; cast first")
     return a
+
+
+def first_bad(bad: Tensor) -> Tensor:
+    """LAPACK's info for (..., k) marks: the number, from 1, of the first that is set, 0 where none is; int32."""
+    k = bad.shape[-1]
+    if not k:
+        return bad.sum(-1).cast("int32")
+    return bad.any(-1)._where(bad.cast("int32").argmax(-1) + 1, 0).cast("int32")
+
+
+def refuse_bad(name: str, what: str, info: Tensor, check: bool) -> Tensor:
+    """`info`; with `check` a ValueError if it tells of anything."""
+    if check and info.numel() and int(info.amax().item()):
+        raise ValueError(f"{name}: {what}, info is {info.tolist()}")
+    return info

@@ -51,14 +51,40 @@ def _chebyshev(x: Tensor, coefficients: tuple[float, ...]) -> Tensor:
 class BesselMixin:
     @elementary(lambda x: x._i1(), wide=True)
     def i0(self: Tensor) -> Tensor:
-        a = self.abs()
-        small = _chebyshev(a.clamp(max=8) * 0.25 - 1, I0_SMALL)
-        far = a.clamp(min=8)
-        return (a <= 8)._where(small, _chebyshev(16 / far - 1, I0_LARGE) * far.rsqrt()) * a.exp()
+        """The modified Bessel function of the first kind, of order 0."""
+        return _scaled_i0(self) * self.abs().exp()
 
-    @elementary(lambda x: x.i0() - x.eq(0)._where(0.5, x._i1() / x), wide=True)
+    @elementary(lambda x: x._i1e() - x.sign() * x._i0e(), wide=True)
+    def _i0e(self: Tensor) -> Tensor:
+        """exp(−|x|) · i0(x)."""
+        return _scaled_i0(self)
+
+    @elementary(lambda x: x.i0() - _over(x._i1(), x), wide=True)
     def _i1(self: Tensor) -> Tensor:
-        a = self.abs()
-        small = _chebyshev(a.clamp(max=8) * 0.25 - 1, I1_SMALL) * a
-        far = a.clamp(min=8)
-        return ((a <= 8)._where(small, _chebyshev(16 / far - 1, I1_LARGE) * far.rsqrt()) * a.exp()).copysign(self)
+        """The modified Bessel function of the first kind, of order 1."""
+        return _scaled_i1(self) * self.abs().exp()
+
+    @elementary(lambda x: x._i0e() - x.sign() * x._i1e() - _over(x._i1e(), x), wide=True)
+    def _i1e(self: Tensor) -> Tensor:
+        """exp(−|x|) times that of order 1."""
+        return _scaled_i1(self)
+
+
+def _over(i1: Tensor, x: Tensor) -> Tensor:
+    """i1(x) / x, which is ½ at 0."""
+    none = x.eq(0)
+    return none._where(0.5, i1 / none._where(1.0, x))
+
+
+def _scaled_i0(x: Tensor) -> Tensor:
+    a = x.abs()
+    small = _chebyshev(a.clamp(max=8) * 0.25 - 1, I0_SMALL)
+    far = a.clamp(min=8)
+    return (a <= 8)._where(small, _chebyshev(16 / far - 1, I0_LARGE) * far.rsqrt())
+
+
+def _scaled_i1(x: Tensor) -> Tensor:
+    a = x.abs()
+    small = _chebyshev(a.clamp(max=8) * 0.25 - 1, I1_SMALL) * a
+    far = a.clamp(min=8)
+    return (a <= 8)._where(small, _chebyshev(16 / far - 1, I1_LARGE) * far.rsqrt()).copysign(x)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from manygrad.tensor.dtype import DType, category, dtypes, promote
+from manygrad.tensor.dtype import DType, accumulate_dtype, category, dtypes, promote
 from manygrad.tensor.uop import Ops, UOp
 
 if TYPE_CHECKING:
@@ -95,6 +95,13 @@ class BroadcastMixin:
         """Both operands in one float type and shape."""
         kind = result_type(self, other)
         return self._pair(other, dtype=kind if kind.is_float else dtypes.default_float)
+
+    def _wide_floats(self: Tensor, other: Any) -> tuple[Tensor, Tensor, DType]:
+        """Both operands in the type that a function of several steps computes in, and the type to round to at the end:
+        half types are rounded once."""
+        x, y = self._floats(other)
+        wide = accumulate_dtype(x.dtype)
+        return x.cast(wide), y.cast(wide), x.dtype
 
     def _float(self: Tensor) -> Tensor:
         return self if self.dtype.is_float else self.cast(dtypes.default_float)

@@ -80,32 +80,34 @@ class CastingMixin:
     def type_as(self: Tensor, other: Tensor) -> Tensor:
         return self.cast(other.dtype)
 
-    def float(self: Tensor) -> Tensor:
+    # (`memory_format` changes nothing: there are no strides)
+
+    def float(self: Tensor, memory_format: Any = None) -> Tensor:
         return self.cast(dtypes.float32)
 
-    def double(self: Tensor) -> Tensor:
+    def double(self: Tensor, memory_format: Any = None) -> Tensor:
         return self.cast(dtypes.float64)
 
-    def half(self: Tensor) -> Tensor:
+    def half(self: Tensor, memory_format: Any = None) -> Tensor:
         return self.cast(dtypes.float16)
 
-    def bfloat16(self: Tensor) -> Tensor:
+    def bfloat16(self: Tensor, memory_format: Any = None) -> Tensor:
         return self.cast(dtypes.bfloat16)
 
-    def int(self: Tensor) -> Tensor:
+    def int(self: Tensor, memory_format: Any = None) -> Tensor:
         return self.cast(dtypes.int32)
 
-    def long(self: Tensor) -> Tensor:
+    def long(self: Tensor, memory_format: Any = None) -> Tensor:
         return self.cast(dtypes.int64)
 
-    def short(self: Tensor) -> Tensor:
+    def short(self: Tensor, memory_format: Any = None) -> Tensor:
         return self.cast(dtypes.int16)
 
-    def char(self: Tensor) -> Tensor:
+    def char(self: Tensor, memory_format: Any = None) -> Tensor:
         return self.cast(dtypes.int8)
 
-    def byte(self: Tensor) -> Tensor:
+    def byte(self: Tensor, memory_format: Any = None) -> Tensor:
         return self.cast(dtypes.uint8)
 
-    def bool(self: Tensor) -> Tensor:
+    def bool(self: Tensor, memory_format: Any = None) -> Tensor:
         return self.cast(dtypes.bool)

@@ -116,17 +116,17 @@ class ChoiceMixin:
     # *** limits ***
 
     def clamp(self: Tensor, min: Any = None, max: Any = None) -> Tensor:
-        """At least `min` and at most `max` (numbers or tensors; `max` wins); NaN stays.
+        """At least `min` and at most `max` (numbers or tensors; `max` wins); NaN where one of the three is.
         The gradient is 1 at the limits too."""
         if min is None and max is None:
             raise ValueError("clamp: give min, max or both")
         out = self
         if min is not None:
             out, low = out._pair(min)
-            out = (out < low)._where(low, out)
+            out = _or_nan(out < low, low, min)._where(low, out)
         if max is not None:
             out, high = out._pair(max)
-            out = (high < out)._where(high, out)
+            out = _or_nan(high < out, high, max)._where(high, out)
         return out
 
     def clamp_min(self: Tensor, min: Any) -> Tensor:
@@ -145,3 +145,9 @@ class ChoiceMixin:
         out = self.isnan()._where(nan, self)
         out = self.eq(math.inf)._where(info.max if posinf is None else posinf, out)
         return self.eq(-math.inf)._where(info.min if neginf is None else neginf, out)
+
+
+def _or_nan(beyond: Tensor, bound: Tensor, given: Any) -> Tensor:
+    """`beyond`, and where the bound is NaN. Nothing is computed for a bound that was given as a number."""
+    known = isinstance(given, (int, float)) and given == given
+    return beyond if known or not bound.dtype.is_float else beyond | bound.isnan()

@@ -147,7 +147,7 @@ class CountingMixin:
         elif self.numel():
             low, high = self.detach().amin(), self.detach().amax()
         else:
-            low, high = self._const_like(0.0, self.dtype), self._const_like(0.0, self.dtype)
+            low, high = self._const_like(0.0, self.dtype), self._const_like(1.0, self.dtype)
         same = low.eq(high)
         return same._where(low - (1 if name == "histc" else 0.5), low).cast(self.dtype), same._where(
             high + (1 if name == "histc" else 0.5), high

@@ -58,17 +58,21 @@ class DecompositionMixin:
     def pinverse(self: Tensor, rcond: float | None = None) -> Tensor:
         return _linalg().pinv(self, rcond)
 
+    def lu_unpack(self: Tensor, LU_pivots: Tensor, unpack_data: bool = True, unpack_pivots: bool = True) -> Any:
+        """(P, L, U) of `LU, pivots = a.lu()`, called as `LU.lu_unpack(pivots)`."""
+        return _linalg().lu_unpack(self, LU_pivots, unpack_data, unpack_pivots)
+
     def solve(self: Tensor, B: Tensor) -> Tensor:
         """x with self @ x = B (torch.linalg.solve)."""
         return _linalg().solve(self, B)
 
     def lu(self: Tensor, pivot: bool = True, get_infos: bool = False) -> Any:
-        if not pivot or get_infos:
-            raise NotImplementedError("lu: always pivots, and gives (LU, pivots) only")
-        return _linalg().lu(self)
+        """(LU, pivots) as `manygrad.linalg.lu_factor`; with `get_infos` its info, too."""
+        found = _linalg().lu_factor_ex(self, pivot=pivot)
+        return found if get_infos else tuple(found[:2])
 
     def lu_solve(self: Tensor, LU_data: Tensor, LU_pivots: Tensor) -> Tensor:
-        return _linalg().lu_solve(self, LU_data, LU_pivots)
+        return _linalg().lu_solve(LU_data, LU_pivots, self)
 
     def qr(self: Tensor, some: bool = True) -> QR:
         return QR(*_linalg().qr(self, "reduced" if some else "complete"))

@@ -10,6 +10,21 @@ if TYPE_CHECKING:
     from manygrad.tensor.tensor import Tensor
 
 
+class DistanceMixin:
+    def cdist(self: Tensor, x2: Tensor, p: float = 2.0, compute_mode: str | None = None) -> Tensor:
+        """The p-norms of the differences of all pairs of rows: (..., P, M) and (..., R, M) -> (..., P, R).
+
+        Differences are summed up without being stored, so there is one way of computing: `compute_mode` changes
+        nothing. The gradient at equal rows is 0. TypeError for whole numbers; ValueError where shapes do not fit and
+        for a negative p.
+        """
+        if self.ndim < 2 or x2.ndim < 2 or self.shape[-1] != x2.shape[-1]:
+            raise ValueError(f"cdist: expected (..., P, M) and (..., R, M), got {self.shape} and {x2.shape}")
+        if p < 0:
+            raise ValueError(f"cdist: p is not negative, got {p}")
+        return (self.unsqueeze(-2) - x2.unsqueeze(-3)).norm(p, -1)
+
+
 def pairwise_distance(x1: Tensor, x2: Tensor, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False) -> Tensor:
     """‖x1 − x2 + eps‖ₚ over the last dim."""
     return (x1 - x2 + eps).norm(p, -1, keepdim)

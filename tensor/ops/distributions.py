@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.ops.checking import checked
+from manygrad.tensor.ops.creation import asking
 
 if TYPE_CHECKING:
     from manygrad.tensor.tensor import Tensor
@@ -17,18 +18,26 @@ class DistributionsMixin:
         """`t`, of self's shape and on its devices, cut as self is: each device then computes its own part only."""
         return t._shard_like(self) if isinstance(self.device, tuple) else t
 
-    def rand_like(self: Tensor, dtype: Any = None) -> Tensor:
-        return self._placed_like(self.rand(*self.shape, dtype=dtype or self.dtype, device=self.device))
+    def _drawn_like(
+        self: Tensor, draw: Any, dtype: Any, device: Any, requires_grad: bool | None, **named: Any
+    ) -> Tensor:
+        """What `draw` gives in self's shape and, unless given, its type and place."""
+        t = draw(*self.shape, dtype=dtype or self.dtype, device=device or self.device, **named)
+        return asking(self._placed_like(t) if device is None else t, requires_grad)
 
-    def randn_like(self: Tensor, dtype: Any = None) -> Tensor:
-        return self._placed_like(self.randn(*self.shape, dtype=dtype or self.dtype, device=self.device))
+    def rand_like(self: Tensor, dtype: Any = None, device: Any = None, requires_grad: bool | None = None) -> Tensor:
+        """Uniform numbers in [0, 1) in this tensor's shape and, unless given, its type and place."""
+        return self._drawn_like(self.rand, dtype, device, requires_grad)
 
-    def randint_like(self: Tensor, low: int, high: int | None = None, dtype: Any = None) -> Tensor:
+    def randn_like(self: Tensor, dtype: Any = None, device: Any = None, requires_grad: bool | None = None) -> Tensor:
+        """Normal numbers in this tensor's shape and, unless given, its type and place."""
+        return self._drawn_like(self.randn, dtype, device, requires_grad)
+
+    def randint_like(self: Tensor, low: int, high: int | None = None, dtype: Any = None, device: Any = None,
+                     requires_grad: bool | None = None) -> Tensor:  # fmt: skip
         """Whole numbers in [low, high), or in [0, low)."""
         a, b = (0, low) if high is None else (low, high)
-        return self._placed_like(
-            self.randint(*self.shape, low=a, high=b, dtype=dtype or self.dtype, device=self.device)
-        )
+        return self._drawn_like(self.randint, dtype, device, requires_grad, low=a, high=b)
 
     def bernoulli(self: Tensor, p: float | None = None) -> Tensor:
         """1 with the probability that the element holds (or `p`), else 0."""

@@ -41,7 +41,8 @@ class DivisionMixin:
             rest = x.fmod(y)
             whole = ((x - rest) / y).round()
             below = rest.ne(0) & (rest < 0).ne(y < 0)
-            return y.eq(0)._where(x / y, below._where(whole - 1, whole))
+            quotient = x / y
+            return y.eq(0)._where(quotient, below._where(whole - 1, whole).copysign(quotient))
         q = x._op(Ops.IDIV, None, y)
         if x.dtype.is_unsigned:
             return q
@@ -73,7 +74,7 @@ class DivisionMixin:
         r = ((r < 0).ne(x < 0) & r.ne(0))._where(r + step, r)  # the quotient was rounded up to a whole number
         # 0 for a quotient beyond the type
         r = (r.abs() < y.abs())._where(r, (x.isfinite() & (y.abs() > 0))._where(0.0, math.nan))
-        out = q.eq(0)._where(y.isnan()._where(math.nan, x), r)
+        out = q.eq(0)._where(y.isnan()._where(math.nan, x), r.copysign(x))
         return with_gradient(out, "fmod", None, lambda g, x, y: (g, -g * (x / y).trunc()), x, y).cast(kind)
 
     def gcd(self: Tensor, other: Tensor) -> Tensor:

@@ -43,7 +43,7 @@ class ExponentialMixin:
     def log1p(self: Tensor) -> Tensor:
         """log(1 + x), to full precision near 0 (Goldberg's correction)."""
         u = self + 1
-        return u.eq(1)._where(self, u.log() * self / (u - 1)).where_not(u.eq(math.inf), math.inf)
+        return u.eq(1)._where(self, u.log() * (self / (u - 1))).where_not(u.eq(math.inf), math.inf)
 
     @elementary(lambda x: (x * math.log(2)).reciprocal())
     def log2(self: Tensor) -> Tensor:
@@ -60,17 +60,17 @@ class ExponentialMixin:
 
     def logaddexp(self: Tensor, other: Tensor) -> Tensor:
         """log(exp(x) + exp(y)) without overflow."""
-        x, y = self._floats(other)
+        x, y, kind = self._wide_floats(other)
         gap = (x - y).abs()
         out = x.maximum(y) + gap.isnan()._where(0.0, (-gap).exp().log1p())  # inf − inf: both are the result
         return with_gradient(
             out, "logaddexp", None, lambda g, x, y: (g * (x - y).sigmoid(), g * (y - x).sigmoid()), x, y
-        )
+        ).cast(kind)
 
     def logaddexp2(self: Tensor, other: Tensor) -> Tensor:
         """log2(2 ** x + 2 ** y) without overflow."""
-        x, y = self._floats(other)
-        return (x * math.log(2)).logaddexp(y * math.log(2)) * (1 / math.log(2))
+        x, y, kind = self._wide_floats(other)
+        return ((x * math.log(2)).logaddexp(y * math.log(2)) * (1 / math.log(2))).cast(kind)
 
     def xlogy(self: Tensor, other: Any) -> Tensor:
         """x · log(y), and 0 where x is 0 (NaN where y is)."""

@@ -41,7 +41,7 @@ class GatheringMixin:
         if (self.ndim, index.ndim) in ((0, 0), (0, 1), (1, 0)):  # a tensor without dims is as one of (1,)
             out = self.reshape(-1)._gather({0: index.reshape(-1)})
             return out.reshape(index.shape)
-        if index.numel() == 0 and index.ndim == self.ndim:
+        if index.numel() == 0:
             return self.flatten()._take(0, 0, 0).reshape(index.shape)
         return self._gather(self._picks("gather", d, index))
 

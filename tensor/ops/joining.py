@@ -19,9 +19,9 @@ def listed(name: str, first: Any, others: tuple[Any, ...]) -> tuple[list[Tensor]
     tensors, rest = (list(first), others) if isinstance(first, (list, tuple)) else ([first, *others], ())
     if not tensors:
         raise ValueError(f"{name} of no tensors; pass a list of at least one")
-    wrong = next((t for t in tensors if not hasattr(t, "uop")), None)
-    if wrong is not None:
-        raise TypeError(f"{name} takes tensors, got {type(wrong).__name__}; pass them as one list, {name}([a, b], dim)")
+    wrong = [type(t).__name__ for t in tensors if not hasattr(t, "uop")]
+    if wrong:
+        raise TypeError(f"{name} takes tensors, got {wrong[0]}; pass them as one list, {name}([a, b], dim)")
     return tensors, rest
 
 

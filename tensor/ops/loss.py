@@ -394,6 +394,8 @@ def multilabel_margin_loss(
     """Σ over right classes t and wrong ones c max(0, 1 − x[t] + x[c]) / C;
     the targets (N, C) list right classes up to the first −1."""
     _same_shape("multilabel_margin_loss", input, target)
+    if not input.ndim:  # (one class)
+        input, target = input.reshape(1), target.reshape(1)
     n: Any = input.shape[-1]
     listed = (target < 0).long().cumsum(-1).eq(0)
     target = checked(target, "multilabel_margin_loss: class", n, input, low=-1)

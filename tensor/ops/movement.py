@@ -83,8 +83,9 @@ class MovementMixin:
             self.bitcast(shape[0]) if len(shape) == 1 and isinstance(shape[0], (DType, str)) else self.reshape(*shape)
         )
 
-    def permute(self: Tensor, *order: Any) -> Tensor:
-        dims = tuple(self._dim(d) for d in _flat(order))
+    def permute(self: Tensor, *order: Any, dims: Any = ()) -> Tensor:
+        """The dims in another order, given one by one or as `dims`. ValueError where it does not name each dim once."""
+        dims = tuple(self._dim(d) for d in (*_flat(order), *dims))
         if sorted(dims) != list(range(self.ndim)):
             raise ValueError(f"permute{dims} does not name every dim of {self.shape} once")
         return self if dims == tuple(range(self.ndim)) else self._op(Ops.PERMUTE, dims)
@@ -120,9 +121,9 @@ class MovementMixin:
             self if all(b == 0 and e == d for (b, e), d in zip(arg, self.shape) if True) else self._op(Ops.SHRINK, arg)
         )
 
-    def flip(self: Tensor, *dims: Any) -> Tensor:
-        """In reverse order along `dims`: a copy, as in PyTorch (`t[::-1]` is a view)."""
-        return self._flipped(*dims)._copied()
+    def flip(self: Tensor, *axes: Any, dims: Any = ()) -> Tensor:
+        """In reverse order along the dims, one by one or as `dims`: a copy, as in PyTorch (`t[::-1]` is a view)."""
+        return self._flipped(*axes, *((dims,) if isinstance(dims, int) else dims))._copied()
 
     def _strided(self: Tensor, made: Tensor) -> Tensor:
         """`made` of this tensor by movement ops, as a view of it, even if a reshape on the way would be a copy."""

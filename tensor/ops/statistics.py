@@ -91,7 +91,7 @@ class StatisticsMixin:
             raise TypeError(f"{name}: q is {q.dtype.name}, the tensor {self.dtype.name}; cast one")
         if many and q.ndim > 1:
             raise ValueError(f"{name}: q is a number or of 1 dim, not of shape {q.shape}")
-        d = 0 if dim is None else self._dim(dim)
+        d = 0 if dim is None or not self.ndim else self._dim(dim)
         x = self.flatten() if dim is None or not self.ndim else self
         x._needs_values(name, d)
         n: Any = x.shape[d]

@@ -114,7 +114,7 @@ class TrigonometricMixin:
 
     def atan2(self: Tensor, other: Tensor) -> Tensor:
         """The angle of the point (other, self) from the x axis, in [−π, π]."""
-        y, x = self._floats(other)
+        y, x, kind = self._wide_floats(other)
         a, b = y.abs(), x.abs()
         low, high = a.minimum(b), a.maximum(b)
         ratio = high.eq(low)._where(high.eq(0)._where(0.0, 1.0).cast(y.dtype), low / high)
@@ -127,22 +127,22 @@ class TrigonometricMixin:
             g = square.eq(0)._where(0.0, g / square)
             return g * x, -g * y
 
-        return with_gradient(out, "atan2", None, backward, y, x)
+        return with_gradient(out, "atan2", None, backward, y, x).cast(kind)
 
     def hypot(self: Tensor, other: Tensor) -> Tensor:
-        """√(x² + y²) without overflow of the squares."""
-        x, y = self._floats(other)
+        """√(x² + y²) without overflow of the squares; of an infinity and NaN the infinity."""
+        x, y, kind = self._wide_floats(other)
         a, b = x.abs(), y.abs()
         low, high = a.minimum(b), a.maximum(b)
         ratio = high.eq(0)._where(0.0, low / high)
-        out = high.eq(math.inf)._where(math.inf, high * (ratio * ratio + 1).sqrt())
+        out = (a.eq(math.inf) | b.eq(math.inf))._where(math.inf, high * (ratio * ratio + 1).sqrt())
 
         def backward(g: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
             h = x.hypot(y)
             g = h.eq(0)._where(0.0, g / h)
             return g * x, g * y
 
-        return with_gradient(out, "hypot", None, backward, x, y)
+        return with_gradient(out, "hypot", None, backward, x, y).cast(kind)
 
     @elementary(
         lambda x: x.eq(0)._where(0.0, ((x * math.pi).cos() * (x * math.pi) - (x * math.pi).sin()) / (x * x * math.pi))

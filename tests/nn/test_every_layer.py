@@ -44,6 +44,23 @@ def test_no_layer_is_forgotten() -> None:
 
 
 @EVERY
+@pytest.mark.parametrize("kind", ["bfloat16", "float16"])
+def test_half_types_have_values_and_gradients_in_their_type(layer: Layer, kind: str) -> None:
+    with Context(DEVICE="PYTHON"):
+        module = layer.make().to(dtype=kind)
+        floats = [a.dtype.kind == "f" for a in layer.inputs]
+        given = [
+            Tensor(a, dtype=kind if f else None, requires_grad=f and i not in layer.fixed)
+            for i, (a, f) in enumerate(zip(layer.inputs, floats))
+        ]
+        results = [t for t in layer.run(module, given) if t.dtype.is_float]
+        sum((t.float() * t.float()).sum() for t in results).backward()
+        for t in (*module.parameters(), *(t for t in given if t.requires_grad)):
+            assert t.dtype.name == kind and (t.grad is None or (t.grad.dtype is t.dtype and t.grad.shape == t.shape))
+        assert all(t.dtype.name == kind for t in results)
+
+
+@EVERY
 @pytest.mark.parametrize("sharded", [False, True], ids=["one device", "sharded"])
 def test_values_and_gradients(layer: Layer, sharded: bool) -> None:
     with Context(DEVICE="PYTHON"):

@@ -12,6 +12,11 @@ from manygrad.tensor.dtype import DType, to_dtype
 
 FLOAT_TOLERANCE = {8: 1e-12, 4: 2e-6, 2: 1e-2}
 SHAPES: tuple[tuple[int, ...], ...] = ((), (1,), (7,), (0,), (3, 5), (2, 0, 3), (2, 1, 4))
+SIGNED = ["int8", "int16", "int32", "int64"]
+INTS = [*SIGNED, "uint8", "uint16", "uint32", "uint64"]
+FLOATS = ["float16", "bfloat16", "float32", "float64"]
+ALL = ["bool", *INTS, *FLOATS]
+TOLERANCE = {"float16": 1e-3, "bfloat16": 8e-3, "float32": 1e-6, "float64": 4e-15}  # about 8 roundings
 PAIRS: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = (
     ((3, 4), (3, 4)), ((3, 4), (4,)), ((3, 4), ()), ((), (2, 3)), ((3, 1), (1, 4)), ((2, 1, 3), (4, 1)), ((1,), (5,)),
     ((0, 3), (3,)), ((0,), (1,)), ((2, 0), (2, 1)), ((), ()),
@@ -65,3 +70,59 @@ def finite_difference(
         down[which][at] -= h
         out[at] = ((f(*up) - f(*down)) * weight).sum() / (2 * h)
     return out
+
+
+def special(kind: str) -> np.ndarray:
+    """The values of a type that functions have rules for, and some between them."""
+    if kind == "bool":
+        return np.array([False, True])
+    d = getattr(dtypes, kind)
+    if d.is_int:
+        low, high = int(d.min), int(d.max)
+        values = {low, low + 1, -5, -3, -2, -1, 0, 1, 2, 3, 7, 31, high // 2, high - 1, high}
+        return np.array(sorted(v for v in values if v >= low), d.np)
+    info = np.finfo(np.float32) if kind == "bfloat16" else np.finfo(d.np)
+    ends = [np.inf, float(info.max) if kind != "bfloat16" else 3e38, float(info.tiny), float(info.tiny) / 8]
+    values = [0.0, 1.0, 0.5, 1.5, 2.0, 2.5, 3.0, 7.0, 0.7, 1e-3, 25.0, 100.0, *ends]
+    return np.array([np.nan, *values, *(-v for v in values)]).astype(d.np)
+
+
+def difference(
+    got: np.ndarray,
+    want: np.ndarray,
+    tolerance: float,
+    inputs: list[np.ndarray],
+    open_at: Any = False,
+    zeros: bool = True,
+) -> str:
+    """What differs: types, shapes, where NaN and infinities are, numbers beyond the tolerance, the signs of zeros."""
+    if got.dtype != want.dtype or got.shape != want.shape:
+        return f"{got.dtype}{got.shape}, not {want.dtype}{want.shape}"
+    a, b = wide(got), wide(want)
+    with np.errstate(all="ignore"):
+        if a.dtype.kind == "f":
+            same = (a == b) | (np.isnan(a) & np.isnan(b))
+            same |= np.isfinite(a) & np.isfinite(b) & (np.abs(a - b) <= tolerance * np.abs(b) + smallest(got.dtype))
+            same &= (not zeros) | (a != 0) | (b != 0) | (np.signbit(a) == np.signbit(b))
+        else:
+            same = a == b
+    wrong = np.argwhere(~(same | np.broadcast_to(open_at, want.shape)))
+    if not len(wrong):
+        return ""
+    whole = [np.broadcast_to(wide(x), want.shape) for x in inputs]
+    shown = [
+        f"{[x[tuple(at)].item() for x in whole]}: {a[tuple(at)].item()}, not {b[tuple(at)].item()}" for at in wrong[:6]
+    ]
+    return f"{got.dtype}, {len(wrong)} of {want.size}: " + "; ".join(shown)
+
+
+def smallest(kind: np.dtype) -> float:
+    """Numbers below the normal ones have fewer digits: one unit of their last place is allowed."""
+    return {"float16": 6e-8, "bfloat16": 1e-40, "float32": 1.5e-45, "float64": 5e-324}.get(kind.name, 0.0)
+
+
+def same_values(got: Any, want: Any, *inputs: Any, tolerance: float | None = None) -> None:
+    got, want = (got.numpy() if isinstance(got, Tensor) else np.asarray(got)), np.asarray(want)
+    rough = TOLERANCE.get(want.dtype.name, 0) * 8 if tolerance is None else tolerance
+    found = difference(got, want, rough, [], zeros=False)
+    assert not found, f"{found}; of {inputs}"

@@ -326,7 +326,7 @@ OF_FLOATS: dict[str, Callable[[Tensor], Any]] = {  # of x, (2, 3, 1)
     "var": lambda x: x.var(0),
     "pinverse": lambda x: x[0].pinverse(),
     "triangular": lambda x: x[:1, :1, 0].triangular_solve(x[:1, :1, 0]),
-    "lu": lambda x: linalg.lu(x[:1, :1, 0]),
+    "lu": lambda x: linalg.lu_factor(x[:1, :1, 0]),
     "qr": lambda x: linalg.qr(x[:1, :1, 0]),
     "eye": lambda x: x[:1, :1, 0].inverse(),
     "svd": lambda x: linalg.svd(x[:1, :1, 0]),

@@ -21,6 +21,8 @@ REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "Tensor(-2**63 - 1)": (lambda: Tensor(-(2**63) - 1), ValueError, "int64 does not hold"),
     "Tensor(300, uint8)": (lambda: Tensor(300, dtype="uint8"), ValueError, "uint8 does not hold 300, only 0 to 255"),
     "Tensor([300], uint8)": (lambda: Tensor([300], dtype="uint8"), ValueError, "uint8 does not hold 300"),
+    **{f"{name}([t, None])": (lambda f=f: f([X3, None]), TypeError, f"{name} takes tensors, got NoneType")
+       for name, f in (("cat", Tensor.cat), ("stack", Tensor.stack), ("hstack", Tensor.hstack))},
     "full": (lambda: Tensor.full((2,), 2**31, dtype="int32"), ValueError, "int32 does not hold 2147483648"),
     "full_like": (lambda: Tensor([1], dtype="int8").full_like(128), ValueError, "int8 does not hold 128"),
     "assign": (lambda: Tensor([1], dtype="int8").assign(128), ValueError, "int8 does not hold 128"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +23,7 @@ VALUES: dict[str, tuple[Callable[[], Tensor], Any]] = {
     "cov of one row": (lambda: Tensor([[1.0, 2, 4]]).cov(), 2.3333333),
     "corrcoef of one row": (lambda: Tensor([[1.0, 2, 4]]).corrcoef(), 1.0),
     "histogram": (lambda: Tensor([-2.3250308, 0.1, 0.2, 2.0023925]).histogram(3).hist, [1, 2, 1]),
+    "histogram of nothing": (lambda: Tensor([]).histogram(2).bin_edges, [0, 0.5, 1]),
     "pinv": (lambda: linalg.pinv(Tensor([[1.0, 2], [2, 4]])), [[0.04, 0.08], [0.08, 0.16]]),
     "pinverse": (
         lambda: Tensor([[1.0, 2], [2, 4], [3, 6]]).pinverse(), [[1 / 70, 2 / 70, 3 / 70], [2 / 70, 4 / 70, 6 / 70]]),
@@ -58,6 +60,21 @@ VALUES: dict[str, tuple[Callable[[], Tensor], Any]] = {
             Tensor([[[[-1.0, 64.5], [0.25, -63.5]]]]).bfloat16(), Tensor([[[[0.0, 0.0]]]]).bfloat16(), "bicubic",
             "border", True), [[[[0.0625]]]]),
     "lerp, rounded once": (lambda: Tensor(0.5).bfloat16().lerp(Tensor(3.015625).bfloat16(), 0.3), 1.2578125),
+    "log1p of the largest": (lambda: Tensor([3e38, 1e30]).log1p(), [88.596848, 69.077553]),
+    "hypot of an infinity and NaN": (
+        lambda: Tensor([math.nan, math.inf]).hypot(Tensor([math.inf, math.nan])), [math.inf, math.inf]),
+    "clamp to NaN": (
+        lambda: Tensor([0.0, 1.0, 3.0]).clamp(Tensor([math.nan, 0.0, 2.0]), Tensor([1.0, math.nan, 2.5])),
+        [math.nan, math.nan, 2.5]),
+    "clamp to the number NaN": (lambda: Tensor([0.0, 1.0]).clamp(max=math.nan), [math.nan, math.nan]),
+    "logaddexp, rounded once": (
+        lambda: Tensor(-0.7).half().logaddexp(Tensor(-0.7).half()), -0.0070495605),
+    "pow in float32": (
+        lambda: Tensor([10.0, 1.5]).pow(Tensor([38.0, 200.0])) / Tensor([1e38, 1.6529199107882081e+35]), [1, 1]),
+    "linspace of whole numbers": (lambda: Tensor.linspace(4.3, 0, 5, dtype="int64"), [4, 3, 2, 1, 0]),
+    "quantile of no dims": (lambda: Tensor(3.0).quantile(Tensor([0.2, 0.5]), dim=-1), [3, 3]),
+    "multilabel_margin_loss of no dims": (lambda: F.multilabel_margin_loss(Tensor(3.0), Tensor(0)), 0),
+    "gather of nothing": (lambda: Tensor([3.0]).gather(0, Tensor([[], []]).long()), [[], []]),
     "float16 pow": (lambda: Tensor([2.0, 3.0]).half() ** Tensor([10.0, 4.0]).half(), [1024, 81]),
 }  # fmt: skip
 
@@ -167,3 +184,35 @@ def test_seeds_of_64_bits() -> None:
         drawn.append(Tensor.rand(8).tolist())
         assert Tensor.initial_seed() == seed % 2**64
     assert drawn[-1] == drawn[-2] and len({tuple(d) for d in drawn}) == 4
+
+
+MADE: dict[str, Callable[..., Tensor]] = {
+    "arange": lambda **k: Tensor.arange(0.0, 3.0, **k),
+    "empty": lambda **k: Tensor.empty(2, 3, **k),
+    "empty_like": lambda **k: Tensor.ones(2).empty_like(**k),
+    "eye": lambda **k: Tensor.eye(3, **k),
+    "full": lambda **k: Tensor.full((2, 3), 4.0, **k),
+    "full_like": lambda **k: Tensor.ones(2).full_like(3.0, **k),
+    "linspace": lambda **k: Tensor.linspace(0, 1, 3, **k),
+    "logspace": lambda **k: Tensor.logspace(0, 1, 3, **k),
+    "ones": lambda **k: Tensor.ones(2, **k),
+    "ones_like": lambda **k: Tensor.ones(2).ones_like(**k),
+    "rand": lambda **k: Tensor.rand(2, **k),
+    "randn": lambda **k: Tensor.randn(2, **k),
+    "rand_like": lambda **k: Tensor.ones(2).rand_like(**k),
+    "randn_like": lambda **k: Tensor.ones(2).randn_like(**k),
+    "scalar_tensor": lambda **k: Tensor.scalar_tensor(2, **k),
+    "tensor": lambda **k: Tensor([1.0, 2.0], **k),
+    "zeros": lambda **k: Tensor.zeros(2, **k),
+    "zeros_like": lambda **k: Tensor.ones(2).zeros_like(**k),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_what_makes_tensors_takes_a_type_a_device_and_whether_it_has_a_gradient(name: str) -> None:
+    made = MADE[name](dtype="float64", device="CPU:1", requires_grad=True)
+    assert made.dtype is dtypes.float64 and made.device == "CPU:1" and made.requires_grad is True
+    (made * 2).sum().backward()
+    assert made.grad is not None and made.grad.tolist() == made.zeros_like().add(2).tolist()
+    assert MADE[name](requires_grad=False).requires_grad is False
+    assert not MADE[name]().requires_grad
