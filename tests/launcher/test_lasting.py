@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 import pytest
 
-from manygrad.launcher.cluster import AGENTS
+from manygrad.launcher.guard import AGENTS
 from manygrad.launcher.janitor import marked_processes
 
 Launcher = Callable[..., Any]
