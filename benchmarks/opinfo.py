@@ -7,8 +7,9 @@ python benchmarks/opinfo.py --checks float64 second  # some of: a dtype, first, 
 python benchmarks/opinfo.py --samples 30 --part 0/2  # inputs an operator and check; every second operator
 
 A row says for each check how many inputs agree with torch, and below it each that does not: *wrong* where a value, a
-shape or a type differs, *taken* where torch refuses the input and manygrad gives a value. What manygrad refuses is
-counted only: an error says so. Complex, sparse, quantised and nested tensors and what is drawn at random are set aside.
+shape or a type differs or an error is no message to the user, *taken* where torch refuses the input and manygrad gives
+a value. What manygrad refuses is counted only: an error says so. Complex, sparse, quantised and nested tensors and what
+is drawn at random are set aside.
 """
 
 from __future__ import annotations
@@ -321,6 +322,9 @@ def run(op: Any, here: Any, check: str, limit: int) -> Outcome | None:
             differs = (
                 values(op, here, sample, check) if kind == check else derivatives(op, here, sample, check == "second")
             )
+        except (AssertionError, AttributeError, IndexError, KeyError, ZeroDivisionError) as error:  # no refusal
+            out.wrong.append(f"{describe(sample)}: failed inside ({told(error)})")
+            continue
         except Exception as error:
             out.refused[told(error)] += 1
             continue
