@@ -374,6 +374,7 @@ def multi_margin_loss(input: Tensor, target: Tensor, p: int = 1, margin: float =
     """Σ over the other classes max(0, margin − x[class] + x)ᵖ / C, scaled by weight[class]; (C,) or (N, C)."""
     if p not in (1, 2):
         raise ValueError(f"multi_margin_loss: p is 1 or 2, not {p}")
+    input = input if input.ndim else input.reshape(1)  # (one class)
     n: Any = input.shape[-1]
     if not target.dtype.is_int:
         raise TypeError(f"multi_margin_loss: targets are class numbers (integers), not {target.dtype.name}")

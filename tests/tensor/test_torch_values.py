@@ -74,6 +74,7 @@ VALUES: dict[str, tuple[Callable[[], Tensor], Any]] = {
     "linspace of whole numbers": (lambda: Tensor.linspace(4.3, 0, 5, dtype="int64"), [4, 3, 2, 1, 0]),
     "quantile of no dims": (lambda: Tensor(3.0).quantile(Tensor([0.2, 0.5]), dim=-1), [3, 3]),
     "multilabel_margin_loss of no dims": (lambda: F.multilabel_margin_loss(Tensor(3.0), Tensor(0)), 0),
+    "multi_margin_loss of no dims": (lambda: F.multi_margin_loss(Tensor(3.0), Tensor(0)), 0),
     "gather of nothing": (lambda: Tensor([3.0]).gather(0, Tensor([[], []]).long()), [[], []]),
     "float16 pow": (lambda: Tensor([2.0, 3.0]).half() ** Tensor([10.0, 4.0]).half(), [1024, 81]),
 }  # fmt: skip
