@@ -71,11 +71,12 @@ class External:
         """The tensors that are the same ones each time."""
         return [t for t, state in zip(self.tensors, self.is_state) if state]
 
-    def note_written(self) -> None:
-        """What a call has written to is state from now on."""
-        for t, u in zip(self.tensors, self.nodes):
-            if t.uop is not u:
-                note_state([t])
+    def written(self) -> tuple[int, ...]:
+        """Numbers of the tensors that calls have written to, which are state from now on; -1 where it is none of
+        them."""
+        found = [n for n, (t, u) in enumerate(zip(self.tensors, self.nodes)) if t.uop is not u]
+        note_state([self.tensors[n] for n in found])
+        return tuple(found) or (-1,)
 
 
 def note_state(tensors: list[Tensor]) -> None:

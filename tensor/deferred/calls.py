@@ -85,7 +85,9 @@ class Read:
 class TraceValues:
     """The values of a trace, by number."""
 
-    def __init__(self) -> None:
+    def __init__(self, serial: int) -> None:
+        """`serial`: of the trace."""
+        self.serial = serial
         self.refs: list[weakref.ref[Tensor]] = []  # the tensor of each
         self.storages: list[int] = []  # of each, the first one that is one storage with it
 
@@ -96,6 +98,11 @@ class TraceValues:
         """`t` is the next value."""
         self.storages.append(len(self.refs) if spec.storage < 0 else spec.storage)
         self.refs.append(weakref.ref(t))
+
+    def replace(self, number: int, t: Tensor) -> None:
+        """`t` is this value, whose tensor nobody has any more."""
+        t.__dict__["_value"] = (self.serial, number)
+        self.refs[number] = weakref.ref(t)
 
     def living(self) -> list[tuple[int, Tensor]]:
         """The values that somebody has, each with its number."""
@@ -162,6 +169,8 @@ class Making:
             d = None if self.settled is None else self.settled.refs[number]()
             if d is not None:
                 settle(d, t)
+            elif self.settled is not None and node.gradients:  # (the promise was dropped, and this is in its place)
+                self.settled.replace(number, t)
             values[number] = t if d is None else d
         return {*call.used(), *call.gives()}
 

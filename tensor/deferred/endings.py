@@ -63,6 +63,11 @@ def step_as_one(trace: Trace, what: Key, prepare: Callable[[], Any], step: Calla
     """Whether the step is made, with all calls before it, by a replay or a recording."""
     if not any(k[:-1] == what and e.replay is not None for k, e in trace.node.endings.items()):
         trace.inside(prepare, (), {})  # (what it changes, and was put off to be read, is made before)
+    return all_as_one(trace, what, step)
+
+
+def all_as_one(trace: Trace, what: Key, step: Callable[[], Any] | None) -> bool:
+    """Whether all calls are made, and then an optimiser's step, by a replay or a recording."""
     trace.drop_gradients()
     living = trace.values.living()
     numbers = [n for n, _ in living]
@@ -73,7 +78,7 @@ def step_as_one(trace: Trace, what: Key, prepare: Callable[[], Any], step: Calla
     if not may_replay(trace, ending, writes=True):
         return False
 
-    out = computed(trace, ending, trace.put_off, step, numbers)
+    out = computed(trace, ending, trace.put_off, step, numbers, writes=True)
     for (_, t), now in zip(living, out):
         settle(t, now)
     trace.is_done()
@@ -100,6 +105,8 @@ def end_with_read(trace: Trace, numbers: Sequence[int] = ()) -> None:
 
 def read_as_one(trace: Trace, numbers: Sequence[int]) -> tuple[bool, bool]:
     """(whether the values are there, whether the trace goes on)"""
+    if trace.writes and trace.is_following:  # (and a read sees what was written)
+        return (writes_leaves(trace) and all_as_one(trace, ("all",), None)), False
     living = trace.values.living()
     numbers = trace.values.one_storage(numbers, living) if numbers else ()
     has_others = len(living) > len(numbers)
@@ -114,14 +121,14 @@ def read_as_one(trace: Trace, numbers: Sequence[int]) -> tuple[bool, bool]:
         return False, goes_on
     trace.check()
     needed: list[DeferredCall | Read] = []
-    if ending.replay is None:  # (what is read must not write, nor make gradients)
+    if ending.replay is None:  # (what is read must not make gradients)
         needed = needed_for(trace, numbers)
         backward = any(type(c) is DeferredCall and c.node.gradients for c in needed)
-        ending.is_plain = trace.writes or backward or not numbers
-    if not may_replay(trace, ending, trace.writes):
+        ending.is_plain = backward or not numbers
+    if not may_replay(trace, ending, writes=False):
         return False, False
 
-    out = computed(trace, ending, needed, None, numbers)
+    out = computed(trace, ending, needed, None, numbers, writes=False)
     read = dict(zip(numbers, out))
     if has_others or ending.has_history:
         for n, t in living:
@@ -134,6 +141,14 @@ def read_as_one(trace: Trace, numbers: Sequence[int]) -> tuple[bool, bool]:
         settle(t, read[n])
     trace.is_done()
     return True, False
+
+
+def writes_leaves(trace: Trace) -> bool:
+    """Whether all that gradients were made of is written: a step by hand, after which values are stored that stand on
+    what it was."""
+    calls = [c.node for c in trace.put_off if type(c) is DeferredCall]
+    leaves = {n for node in calls for n in node.gradients}
+    return bool(leaves) and leaves.issubset(n for node in calls for n in node.writes)
 
 
 def go_on(trace: Trace, key: Key) -> None:
@@ -190,10 +205,11 @@ def computed(
     calls: Sequence[DeferredCall | Read],
     step: Callable[[], Any] | None,
     numbers: Sequence[int],
+    writes: bool,
 ) -> list[Tensor]:
-    """The values of these numbers, after these calls and an optimiser's step, by a replay, or by a recording that can
-    be replayed the next time."""
-    if step is not None or trace.writes:
+    """The values of these numbers, after these calls, which may write, and an optimiser's step, by a replay, or by a
+    recording that can be replayed the next time."""
+    if writes:
         flush_others(trace)
     inputs = trace.external.inputs()
     inputs += [t for call in trace.put_off if type(call) is Read for t in call.memories.values()]
@@ -218,8 +234,8 @@ def computed(
                     engine().count_update()
             else:
                 state = trace.external.state()
-                out, replay, ending.has_history = engine().capture_calls(run, inputs, state, step is not None)
-                ending.is_plain = replay is None or (step is not None and ending.has_history)
+                out, replay, ending.has_history = engine().capture_calls(run, inputs, state, writes)
+                ending.is_plain = replay is None or (writes and ending.has_history)
                 ending.replay = None if ending.is_plain else replay
     except BaseException as error:
         trace.lose(making.values, error)

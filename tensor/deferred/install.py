@@ -10,6 +10,7 @@ from manygrad.tensor.deferred.endings import end_with_read
 from manygrad.tensor.deferred.trace import THREAD, WRITING, flush_writers
 from manygrad.tensor.environment import FOLLOW
 from manygrad.tensor.lock import LOCK
+from manygrad.tensor.ops import inplace
 from manygrad.tensor.ops.differentiation import DifferentiationMixin
 from manygrad.tensor.tensor import Tensor
 from manygrad.tensor.uop import Ops
@@ -24,7 +25,7 @@ NO_CALLS = frozenset(
     "manual_seed initial_seed from_file from_dlpack from_numpy shard_ to_ replace train "
     "allclose equal unique unique_consecutive nonzero argwhere masked_select".split()
 )
-OPERATORS = frozenset("__getitem__ __setitem__ __matmul__ __rmatmul__".split())
+OPERATORS = frozenset("__getitem__ __setitem__ __matmul__ __rmatmul__".split()) | set(inplace.OPERATORS)
 
 
 def install() -> None:
@@ -36,7 +37,7 @@ def install() -> None:
         if not module.startswith("manygrad.tensor."):
             continue
         for name, found in list(vars(kind).items()):
-            is_operator = name in OPERATORS or (name.startswith("__") and module.endswith((".operators", ".inplace")))
+            is_operator = name in OPERATORS or (name.startswith("__") and module.endswith(".operators"))
             if name in READ:
                 setattr(kind, name, _read(found))
             if name in NO_CALLS or name in READ or (name.startswith("_") and not is_operator):

@@ -22,6 +22,7 @@ from manygrad.tensor.deferred.arguments import External, UnknownArgument, Value,
 from manygrad.tensor.deferred.calls import DeferredCall, Making, Read, TraceValues
 from manygrad.tensor.deferred.tensors import DeferredTensor, deferred, settle
 from manygrad.tensor.deferred.tree import MOST_NODES, Key, Spec, TraceNode, TraceTree
+from manygrad.tensor.deferred.varying import has_new_number, tell, with_input
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.engine import engine
 from manygrad.tensor.environment import overridden
@@ -52,7 +53,7 @@ class Trace:
         self.is_off = False  # calls are made as they come, until the next ending
         self.put_off: list[DeferredCall | Read] = []
         self.external = External()
-        self.values = TraceValues()
+        self.values = TraceValues(self.serial)
         self.writes = False  # something that is put off
         self.leaves: list[Tensor] = []  # whose gradients are put off
         self.has_read = False  # values, and goes on
@@ -66,6 +67,8 @@ class Trace:
             return begin(self.tree).call(fn, args, kwargs)  # (something else: another step, say)
         external, serial = self.external, self.serial
         code, at = user_place()
+        if self.tree.varying and (fn, id(code), at) in self.tree.varying:
+            args = with_input(args)
         grad, training = is_grad_enabled(), _training.get()
         sig: list[Any] = [fn, id(code), at, grad, training, dtypes.default_float]
         known = len(external.tensors)
@@ -138,12 +141,13 @@ class Trace:
             child.is_known = True
         else:
             child = self._grow(fn, key, known, code)
+            if has_new_number(self.node, key, args):
+                self.tree.note_varying(key[:3], code)
             child.describe(out, args, {id(t) for t in LIVE.newer(self)})
             if MOVES.computed != computed:  # what it gives may depend on values
                 child.is_followed = False
             if MOVES.count != moves:
-                child.writes = True
-                self.external.note_written()
+                child.writes = self.external.written()
         LIVE.forget(self)
         made = [t for t, r in zip(out if child.kind else [out], child.results) if type(r) is Spec]
         self._go_to(child, made, is_new)
@@ -181,6 +185,7 @@ class Trace:
         self.node.note_new()
         child = self.node.children[key] = TraceNode(self.node, fn, user_line(), code)
         x = self.external
+        tell(self.node, key, child.line)
         child.hold(key, [(t, u) for t, u, s in zip(x.tensors[known:], x.nodes[known:], x.is_state[known:]) if s])
         return child
 
@@ -237,8 +242,8 @@ class Trace:
         return out
 
     def set_gradient(self, fn: Callable[..., Tensor], t: Tensor, value: Tensor | None) -> Tensor:
-        """`t.grad = value`: a call, where both are values of this trace."""
-        if self.has(t._grad) and self.has(value) and not self.is_off:
+        """`t.grad = value`: a call, where the gradient is a value of this trace, and becomes another one or none."""
+        if self.has(t._grad) and (value is None or self.has(value)) and not self.is_off:
             self.call(fn, (t, value), {})
             t._grad = value
             return t
@@ -257,6 +262,7 @@ class Trace:
                 return
             self.is_following = False
             self.check()
+            later = [(t, t._grad) for t in self.leaves if not self.has(t._grad)]  # what has been set since
             self.drop_gradients()
             making = Making(self.external, self.values)
             try:
@@ -267,6 +273,8 @@ class Trace:
                 raise
             finally:
                 self.is_done()
+                for t, g in later:
+                    t._grad = g
 
     def drop_gradients(self) -> None:
         """Gradients that are put off are not there for the calls that make them."""

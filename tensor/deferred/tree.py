@@ -80,17 +80,25 @@ class TraceNode:
         self, parent: TraceNode | None = None, fn: Any = None, line: str = "", code: CodeType | None = None
     ) -> None:
         """`line`: the user's, which makes the call; `code`: what that is in, which the key names by id."""
-        self.parent, self.fn, self.line, self.code = parent, fn, line, code
+        # (not held: what is cut off goes at once, with its captures)
+        self.above = None if parent is None else weakref.ref(parent)
+        self.fn, self.line, self.code = fn, line, code
         self.children: dict[Key, TraceNode] = {}
         self.endings: dict[Key, TraceEnding] = {}
         self.kind: type | None = None  # of the sequence that it gives; None: a tensor
         self.results: list[Spec | int] = []  # a Spec, or the number of the argument that it is
         self.gradients: tuple[int, ...] = ()  # numbers of the tensors whose gradients backward() makes
-        self.writes = False  # to tensors that were there before
+        self.writes: tuple[int, ...] = ()  # numbers of the tensors from before that are written, up to here
         self.is_followed = True
         self.is_plain = False  # whatever ends below it cannot be captured
         self.refs: list[weakref.ref[Any]] = []  # of the state that its key names by id
         self.is_known = False  # it was come to more than once
+        self.new: dict[Key, tuple[int, Key]] = {}  # of each place below it, how many calls were new, and the last one
+        self.told: set[Key] = set()  # places of which a warning was given
+
+    @property
+    def parent(self) -> TraceNode | None:
+        return None if self.above is None else self.above()
 
     def ending(self, key: Key) -> TraceEnding:
         """What ends a trace here in this way."""
@@ -102,7 +110,8 @@ class TraceNode:
 
     def hold(self, key: Key, state: Sequence[tuple[Tensor, UOp]]) -> None:
         """The node goes with the state that its key names."""
-        back = weakref.ref(self.parent)
+        back = self.above
+        assert back is not None
 
         def gone(_: Any) -> None:
             parent = back()
@@ -172,12 +181,20 @@ class TraceTree:
         TREES.add(self)
         self.root = TraceNode()
         self.nodes = 0
+        self.varying: dict[Key, CodeType] = {}  # places in code at which a number is an input
         # the last used one last; one goes with its node
         self.captures: weakref.WeakValueDictionary[int, TraceEnding] = weakref.WeakValueDictionary()
 
     def forget(self) -> None:
         self.root, self.nodes = TraceNode(), 0
+        self.varying.clear()
         self.captures.clear()
+
+    def note_varying(self, place: Key, code: CodeType) -> None:
+        """At this place of the user's code a number is another one each time."""
+        if len(self.varying) >= MOST_NODES:
+            self.varying.clear()
+        self.varying[place] = code
 
     def note_use(self, ending: TraceEnding) -> None:
         """It stays, and others used longer ago go where all together hold too much memory."""

@@ -21,7 +21,7 @@ INSIDE = (
     *("read first", "clip", "evaluate", "evaluate with gradients", "error", "seed", "read statistics", "in place"),
     *("thread", "counted", "kept", "twice", "write what is read", "read gradient", "other size", "retained", "hook"),
     *("view", "list index", "choose", "noise", "frozen copy", "detached", "grad of input", "no step", "sum of losses"),
-    "added up",
+    *("added up", "by hand"),
 )
 Program = dict[str, Any]
 
@@ -139,7 +139,13 @@ class Loop(training.Side):
             self.note(*self.model.state_dict().values())
         if "frozen copy" in within:
             self.kept.append(linear.weight.detach().clone())
-        if "no step" not in within:
+        if "by hand" in within:
+            with no_grad():
+                for p in self.model.parameters():
+                    if p.grad is not None:
+                        p -= p.grad * (0.01 / (i + 1))
+                        p.grad = None
+        elif "no step" not in within:
             self.optimizer.step()
         if "evaluate" in within:
             with no_grad():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,7 +16,7 @@ from manygrad import Context, Tensor, TinyJit, dtypes, nn, no_grad
 from manygrad.nn import functional as F
 from manygrad.runtime.jit.results import ResultMemory
 from manygrad.runtime.storage import STORAGE
-from manygrad.tensor.deferred import endings, tree
+from manygrad.tensor.deferred import endings, tree, varying
 from manygrad.tensor.deferred.tensors import DeferredTensor
 from manygrad.tensor.deferred.trace import PUT_OFF, THREAD, Trace
 from manygrad.tensor.deferred.tree import MOST_CHILDREN
@@ -32,12 +33,12 @@ class Counts:
 def counts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counts]:
     found, computed, flush = Counts(), endings.computed, Trace.flush
 
-    def counted(trace: Trace, ending: Any, *rest: Any) -> Any:
+    def counted(trace: Trace, ending: Any, *rest: Any, **named: Any) -> Any:
         if ending.replay is None:
             found.captures += 1
         else:
             found.replays += 1
-        return computed(trace, ending, *rest)
+        return computed(trace, ending, *rest, **named)
 
     def flushed(self: Trace) -> None:
         found.flushes += bool(self.put_off)
@@ -451,3 +452,58 @@ def test_a_tensor_that_is_unpacked_is_followed(counts: Counts) -> None:
 
     same(run)
     assert counts.replays == 6 and counts.captures == 1
+
+
+def test_a_loop_by_hand_with_numbers_that_change(counts: Counts) -> None:
+    """Decay of the rate, weights of the loss: numbers become inputs after a few steps, and nothing is built anew."""
+
+    def run() -> list[np.ndarray]:
+        Tensor.manual_seed(5)
+        layer, rate, found = nn.Linear(4, 3), 0.1, []
+        for i in range(24):
+            x = Tensor(array(5, 4, seed=i))
+            loss = F.mse_loss(layer(x), x[:, :3]) * (1 + 1 / (i + 1)) + i * 1e-3
+            loss.backward()
+            with no_grad():
+                for p in layer.parameters():
+                    p -= rate * p.grad
+                    p.grad = None
+            rate *= 0.97
+            found.append(loss.numpy())
+            if i == 14:
+                counts.captures = counts.replays = counts.flushes = 0
+        return [*found, *(p.numpy() for p in layer.parameters())]
+
+    same(run)
+    assert (counts.captures, counts.flushes) == (0, 0) and counts.replays >= 9
+
+
+@pytest.mark.parametrize("number", [0.0, -0.0, 1.0, -1.0, 2.0, 3, 1e-45, 1e38, 0.1])
+@pytest.mark.parametrize("kind", ["float64", "float32", "float16", "bfloat16", "int32"])
+def test_a_number_from_memory_gives_the_bits_of_a_constant(number: float, kind: str) -> None:
+    x = Tensor(np.array([0.0, -0.0, 1.5, -3.25, 7.0, 0.1]), dtype=kind)
+    for name in sorted(varying.OPERATORS - {"__iadd__", "__isub__", "__imul__"}):
+        op = getattr(x, name)
+        _, given = varying.with_input((x, number))
+        assert isinstance(given, Tensor) == (kind in varying.TYPES and number != 0)
+        want, got = op(number), op(given)
+        assert got.dtype is want.dtype
+        assert got.numpy().tobytes() == want.numpy().tobytes(), name
+
+
+def test_a_line_says_what_keeps_a_loop_from_being_replayed() -> None:
+    first = test_a_line_says_what_keeps_a_loop_from_being_replayed.__code__.co_firstlineno
+    x, weights = Tensor(array(3)).realize(), [nn.Parameter(array(3)) for _ in range(30)]
+    cases: list[tuple[str, int, Callable[[int], Tensor]]] = [
+        ("`clamp` has another number each time .*pass it as a Tensor", 4, lambda i: x.clamp(0, i / 3)),
+        ("`exp` has a tensor of another shape .*pad", 5, lambda i: Tensor(array(i + 1)).exp()),
+        ("`relu` has another parameter each time", 6, lambda i: weights[i].relu()),
+    ]
+    for text, line, make in cases:
+        with pytest.warns(UserWarning, match=rf"test_following.py:{first + line}: {text}"):
+            for i in range(20):
+                make(i).numpy()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            for i in range(20, 30):  # (once)
+                make(i).numpy()

@@ -1,0 +1,77 @@
+"""What is another one in each step of a loop.
+
+A number that is an operand becomes an input of the trace after a few values: a tensor in memory, so that no number is
+compiled. For all else that keeps a loop from being replayed there is one line that says what it is, and what to do.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+
+from manygrad.tensor.deferred.tree import Key, TraceNode
+from manygrad.tensor.tensor import Tensor
+
+MOST_NUMBERS = 3  # that an operand may be; then it is an input
+MANY = 16  # calls at one place, each another one and made once only: then one line says so
+MOST_PLACES = 256  # below a node of which new calls are counted: code may be made anew in each step
+# their number is of the tensor's type, and gives the same bits from memory
+OPERATORS = frozenset(
+    "__add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ __iadd__ __isub__ __imul__ add sub mul".split()
+)
+TYPES = frozenset({"float64", "float32", "float16"})
+
+
+def has_new_number(node: TraceNode, key: Key, args: tuple[Any, ...]) -> bool:
+    """Whether a call that is new below `node` has been there with a few other numbers, and all else alike."""
+    if key[0].__name__ not in OPERATORS or len(args) != 2 or key[-2] not in (float, int):
+        return False
+    return sum(k[:-2] == key[:-2] for k in node.children) >= MOST_NUMBERS
+
+
+def with_input(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments of a call whose number is another one each time, that number as a stored tensor."""
+    t, x = args
+    if not isinstance(t, Tensor) or type(x) not in (int, float) or x == 0:  # (x + 0 is x, also where x is -0.0)
+        return args
+    if t.dtype.name not in TYPES or not isinstance(t.device, str):
+        return args
+    with np.errstate(over="ignore"):  # (as a constant it is infinite there, too)
+        return t, Tensor(np.array(x, t.dtype.name), device=t.device)
+
+
+def tell(node: TraceNode, key: Key, line: str) -> None:
+    """One line, once, where a place below `node` calls for something else each time. `key`: of a new call there."""
+    place = key[:3]
+    count, last = node.new.get(place, (0, key))
+    if len(node.new) > MOST_PLACES:
+        node.new.clear()
+    node.new[place] = count + 1, key
+    if count < MANY or place in node.told:
+        return
+    if count - sum(k[:3] == place and child.is_known for k, child in node.children.items()) < MANY:
+        return
+    node.told.add(place)
+    warnings.warn(
+        f"{line}: `{key[0].__name__}` has {difference(last, key)}, so this loop is built anew in each step from "
+        "here on instead of being replayed (docs/fast_loops.md)",
+        stacklevel=5,
+    )
+
+
+def difference(a: Key, b: Key) -> str:
+    """What two keys of one place differ in, and what to do."""
+    i = next((i for i, (x, y) in enumerate(zip(a, b)) if x != y), min(len(a), len(b)) - 1)
+    x, y = a[i], b[i]
+    if a[i - 1] in (int, float):
+        return f"another number each time ({x}, {y}): pass it as a Tensor"
+    if isinstance(x, tuple) and isinstance(y, tuple):
+        return f"a tensor of another shape each time ({x}, {y}): pad to a few sizes"
+    if "s" in a[max(i - 2, 0) : i]:
+        return "another parameter each time, or one in other memory: keep the tensor, and assign to it"
+    return "other arguments each time"
+
+
+__all__ = ["has_new_number", "tell", "with_input"]
