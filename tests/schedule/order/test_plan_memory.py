@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -18,6 +18,13 @@ from manygrad.tensor.uop import BufferSpec, Ops, UOp
 from tests.schedule.programs import linear_of, stored
 
 MB = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_captured() -> Iterator[None]:
+    """A capture of what several tests do would keep its temporaries."""
+    with Context(FOLLOW=0):
+        yield
 
 
 def peak_of(device: Device, run: Callable[[], object]) -> int:
