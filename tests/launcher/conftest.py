@@ -37,14 +37,14 @@ class Run:
     err: str = ""
     took_s: float = 0.0
 
-    def wait(self) -> Run:
-        self.out, self.err = self.process.communicate(timeout=LIMIT_S)
+    def wait(self, limit_s: float = LIMIT_S) -> Run:
+        self.out, self.err = self.process.communicate(timeout=limit_s)
         self.code, self.took_s = self.process.returncode, time.monotonic() - self.began
         return self
 
-    def wait_for_log(self, rank: int, text: str) -> None:
+    def wait_for_log(self, rank: int, text: str, limit_s: float = LIMIT_S) -> None:
         """Until the rank's log has `text`."""
-        until = time.monotonic() + LIMIT_S
+        until = time.monotonic() + limit_s
         path = self.run_dir / f"rank{rank}.log"
         while time.monotonic() < until:
             if path.exists() and text in path.read_text():

@@ -187,6 +187,9 @@ def test_what_cannot_be_saved_in_time_is_not(launcher: Launcher, left_behind: Le
     assert left_behind(run.report["job"]) == []
 
 
+SLOW_START_S = 240  # a Ray cluster of four nodes on a busy machine
+
+
 @pytest.fixture
 def nodes() -> Iterator[Any]:
     """A Ray cluster of three nodes of one CPU each, beside a head that has none."""
@@ -199,6 +202,7 @@ def nodes() -> Iterator[Any]:
         cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **small})
         cluster.small = small
         cluster.others = [cluster.add_node(num_cpus=1, object_store_memory=80 << 20) for _ in range(3)]
+        cluster.wait_for_nodes()
         try:
             yield cluster
         finally:
@@ -213,7 +217,7 @@ def test_nodes_that_die_and_come_back(launcher: Launcher, nodes: Any) -> None:
     run = launcher(text, *options, "--log-ranks", "all", real_endpoint=True)
     try:
         for epoch, size in enumerate((3, 2, 3)):
-            run.wait_for_log(0, f"epoch {epoch} begins at ")
+            run.wait_for_log(0, f"epoch {epoch} begins at ", SLOW_START_S)
             log = (run.run_dir / "rank0.log").read_text()
             assert f"on {size}\n" in log.partition(f"epoch {epoch} begins at ")[2], log
             if epoch == 0:
@@ -226,7 +230,7 @@ def test_nodes_that_die_and_come_back(launcher: Launcher, nodes: Any) -> None:
                 worker(run, 1).kill()
         os.kill(run.process.pid, signal.SIGTERM)
     finally:
-        run.wait()
+        run.wait(SLOW_START_S)
     assert run.code == 143 and "is saved in" in run.err, run.err
     found = [(a["nodes"], (a["root_cause"] or {}).get("kind")) for a in run.report["attempts"]]
     assert found == [(3, "signal"), (2, "signal"), (3, "preempted")], run.err
