@@ -103,8 +103,9 @@ class Trace:
     def _put_off(self, child: TraceNode, call: DeferredCall) -> None:
         if not self.put_off:
             PUT_OFF[self.serial] = self
+        if not child.is_known:
+            self.node.note_known(child)
         self.node = child
-        child.is_known = True
         self.put_off.append(call)
         if child.writes:
             self.writes = True
@@ -138,7 +139,7 @@ class Trace:
         child = self.node.children.get(key)
         is_new = child is None
         if child is not None:
-            child.is_known = True
+            self.node.note_known(child)
         else:
             child = self._grow(fn, key, known, code)
             if has_new_number(self.node, key, args):
@@ -185,6 +186,7 @@ class Trace:
         self.node.note_new()
         child = self.node.children[key] = TraceNode(self.node, fn, user_line(), code)
         x = self.external
+        child.place = key[:3]
         tell(self.node, key, child.line)
         child.hold(key, [(t, u) for t, u, s in zip(x.tensors[known:], x.nodes[known:], x.is_state[known:]) if s])
         return child

@@ -93,7 +93,8 @@ class TraceNode:
         self.is_plain = False  # whatever ends below it cannot be captured
         self.refs: list[weakref.ref[Any]] = []  # of the state that its key names by id
         self.is_known = False  # it was come to more than once
-        self.new: dict[Key, tuple[int, Key]] = {}  # of each place below it, how many calls were new, and the last one
+        self.place: Key = ()  # of the call in the code
+        self.new: dict[Key, tuple[int, Key]] = {}  # of each place below it, how many calls were made once, and the last
         self.told: set[Key] = set()  # places of which a warning was given
 
     @property
@@ -119,6 +120,13 @@ class TraceNode:
                 parent.children.pop(key, None)
 
         self.refs = [weakref.ref(x, gone) for pair in state for x in pair]
+
+    def note_known(self, child: TraceNode) -> None:
+        """A call below it was come to again."""
+        if not child.is_known and child.place in self.new:
+            count, last = self.new[child.place]
+            self.new[child.place] = count - 1, last
+        child.is_known = True
 
     def describe(self, out: Any, args: Sequence[Any], is_new: set[int]) -> None:
         """Notes what the call gave, or that it cannot be told the next time."""

@@ -51,8 +51,6 @@ def tell(node: TraceNode, key: Key, line: str) -> None:
     node.new[place] = count + 1, key
     if count < MANY or place in node.told:
         return
-    if count - sum(k[:3] == place and child.is_known for k, child in node.children.items()) < MANY:
-        return
     node.told.add(place)
     warnings.warn(
         f"{line}: `{key[0].__name__}` has {difference(last, key)}, so this loop is built anew in each step from "

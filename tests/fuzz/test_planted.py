@@ -20,7 +20,7 @@ from manygrad.runtime.codegen.pipeline import rendered
 from manygrad.runtime.jit import following
 from manygrad.runtime.jit.results import ResultMemory
 from manygrad.runtime.jit.tiny_jit import JitError
-from manygrad.tensor.deferred import arguments, endings, trace
+from manygrad.tensor.deferred import arguments, endings, trace, varying
 from manygrad.tensor.environment import FOLLOW
 from manygrad.tensor.guards import Guards
 from manygrad.tensor.uop import UOp
@@ -65,6 +65,7 @@ def test_a_planted_fault_is_found(fault: str) -> None:
 
 FAULTS_OF_CAPTURES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "guards that always hold": lambda: patch.object(Guards, "hold", lambda guards: True),
+    "a number that is the first one for ever": lambda: patch.object(trace, "with_input", first_number()),
     "results written again": lambda: patch.object(ResultMemory, "is_free", lambda memory: True),
     "gradients not set": lambda: patch.object(ResultMemory, "give", lambda memory: None),
     "nothing found by following": lambda: patch.object(following, "difference", lambda was, now: ""),
@@ -94,6 +95,18 @@ def nothing_is_state(external: arguments.External, x: Any, sig: list[Any]) -> An
     kept = told_external(external, x, sig)
     sig[:] = ["s" if type(s) is int and s > 1 << 20 else s for s in sig]
     return kept
+
+
+def first_number() -> Callable[..., Any]:
+    """A number that changes keeps the memory of the first."""
+    kept: list[Any] = []
+
+    def found(args: tuple[Any, ...]) -> tuple[Any, ...]:
+        t, x = varying.with_input(args)
+        kept.append(x)
+        return t, kept[0]
+
+    return found
 
 
 told_external = arguments.External.told

@@ -478,6 +478,7 @@ def test_a_loop_by_hand_with_numbers_that_change(counts: Counts) -> None:
     assert (counts.captures, counts.flushes) == (0, 0) and counts.replays >= 9
 
 
+@pytest.mark.filterwarnings("ignore:.*another number each time")
 @pytest.mark.parametrize("number", [0.0, -0.0, 1.0, -1.0, 2.0, 3, 1e-45, 1e38, 0.1])
 @pytest.mark.parametrize("kind", ["float64", "float32", "float16", "bfloat16", "int32"])
 def test_a_number_from_memory_gives_the_bits_of_a_constant(number: float, kind: str) -> None:
@@ -507,3 +508,12 @@ def test_a_line_says_what_keeps_a_loop_from_being_replayed() -> None:
             warnings.simplefilter("error")
             for i in range(20, 30):  # (once)
                 make(i).numpy()
+
+
+def test_models_that_are_trained_one_after_the_other_are_no_cliff() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(20):
+            loop = Training(nn.ReLU())
+            for i in range(3):
+                loop.step(i).item()
