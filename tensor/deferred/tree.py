@@ -74,7 +74,7 @@ class TraceEnding:
 
 
 class TraceNode:
-    """A call, after those above it."""
+    """A call, after those above it. Large: what it gives, what ends with it, and which calls were new below it."""
 
     def __init__(
         self, parent: TraceNode | None = None, fn: Any = None, line: str = "", code: CodeType | None = None
