@@ -116,13 +116,14 @@ class TraceNode:
 
         def gone(_: Any) -> None:
             parent = back()
-            if parent is not None:
-                parent.children.pop(key, None)
+            child = None if parent is None else parent.children.pop(key, None)
+            if parent is not None and child is not None:
+                parent.note_known(child)  # (a model that is gone keeps no loop from being replayed)
 
         self.refs = [weakref.ref(x, gone) for pair in state for x in pair]
 
     def note_known(self, child: TraceNode) -> None:
-        """A call below it was come to again."""
+        """A call below it was come to again, or is none that is made once in each step."""
         if not child.is_known and child.place in self.new:
             count, last = self.new[child.place]
             self.new[child.place] = count - 1, last

@@ -1,7 +1,7 @@
 """What is another one in each step of a loop.
 
 A number that is an operand becomes an input of the trace after a few values: a tensor in memory, so that no number is
-compiled. For all else that keeps a loop from being replayed there is one line that says what it is, and what to do.
+compiled. For another one there is one line that says where it is, and what to do.
 """
 
 from __future__ import annotations
@@ -51,25 +51,15 @@ def tell(node: TraceNode, key: Key, line: str) -> None:
     node.new[place] = count + 1, key
     if count < MANY or place in node.told:
         return
+    i = next((i for i, (x, y) in enumerate(zip(last, key)) if x != y), 0)
+    if last[i - 1] not in (int, float):  # (shapes and parameters differ in loops that load a model, too)
+        return
     node.told.add(place)
     warnings.warn(
-        f"{line}: `{key[0].__name__}` has {difference(last, key)}, so this loop is built anew in each step from "
-        "here on instead of being replayed (docs/fast_loops.md)",
+        f"{line}: `{key[0].__name__}` has another number each time ({last[i]}, {key[i]}), so this loop is built anew "
+        "in each step from here on instead of being replayed: pass it as a Tensor (docs/fast_loops.md)",
         stacklevel=5,
     )
-
-
-def difference(a: Key, b: Key) -> str:
-    """What two keys of one place differ in, and what to do."""
-    i = next((i for i, (x, y) in enumerate(zip(a, b)) if x != y), min(len(a), len(b)) - 1)
-    x, y = a[i], b[i]
-    if a[i - 1] in (int, float):
-        return f"another number each time ({x}, {y}): pass it as a Tensor"
-    if isinstance(x, tuple) and isinstance(y, tuple):
-        return f"a tensor of another shape each time ({x}, {y}): pad to a few sizes"
-    if "s" in a[max(i - 2, 0) : i]:
-        return "another parameter each time, or one in other memory: keep the tensor, and assign to it"
-    return "other arguments each time"
 
 
 __all__ = ["has_new_number", "tell", "with_input"]

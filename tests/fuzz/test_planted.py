@@ -65,7 +65,6 @@ def test_a_planted_fault_is_found(fault: str) -> None:
 
 FAULTS_OF_CAPTURES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "guards that always hold": lambda: patch.object(Guards, "hold", lambda guards: True),
-    "a number that is the first one for ever": lambda: patch.object(trace, "with_input", first_number()),
     "results written again": lambda: patch.object(ResultMemory, "is_free", lambda memory: True),
     "gradients not set": lambda: patch.object(ResultMemory, "give", lambda memory: None),
     "nothing found by following": lambda: patch.object(following, "difference", lambda was, now: ""),
@@ -115,6 +114,7 @@ FAULTS_OF_LOOPS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "a number left out of keys": lambda: patch.object(trace, "told", without(int)),
     "state that is not told apart": lambda: patch.object(arguments.External, "told", nothing_is_state),
     "options of an optimiser forgotten": lambda: patch.object(endings, "settings", lambda optimizer: []),
+    "a number that is the first one for ever": lambda: patch.object(trace, "with_input", first_number()),
     "results written again": lambda: patch.object(ResultMemory, "is_free", lambda memory: True),
     "gradients not set": lambda: patch.object(ResultMemory, "give", lambda memory: None),
 }
