@@ -67,7 +67,7 @@ class Trace:
             return begin(self.tree).call(fn, args, kwargs)  # (something else: another step, say)
         external, serial = self.external, self.serial
         code, at = user_place()
-        if self.tree.varying and (fn, id(code), at) in self.tree.varying:
+        if self.tree.varying and not kwargs and (fn, id(code), at) in self.tree.varying:
             args = with_input(args)
         grad, training = is_grad_enabled(), _training.get()
         sig: list[Any] = [fn, id(code), at, grad, training, dtypes.default_float]
@@ -142,7 +142,7 @@ class Trace:
             self.node.note_known(child)
         else:
             child = self._grow(fn, key, known, code)
-            if has_new_number(self.node, key, args):
+            if not kwargs and has_new_number(self.node, key, args):
                 self.tree.note_varying(key[:3], code)
             child.describe(out, args, {id(t) for t in LIVE.newer(self)})
             if MOVES.computed != computed:  # what it gives may depend on values
@@ -245,10 +245,13 @@ class Trace:
 
     def set_gradient(self, fn: Callable[..., Tensor], t: Tensor, value: Tensor | None) -> Tensor:
         """`t.grad = value`: a call, where the gradient is a value of this trace, and becomes another one or none."""
-        if self.has(t._grad) and (value is None or self.has(value)) and not self.is_off:
+        is_mine = self.has(value) or (value is None and not self.has_read)  # (after a read it would be another trace's)
+        if self.has(t._grad) and is_mine and not self.is_off:
             self.call(fn, (t, value), {})
             t._grad = value
             return t
+        if any(t is x for x in self.leaves):  # (the calls that make its gradient come before this)
+            self.flush()
         for g in (t._grad, value):  # (one that is put off is made first, or that would set it later)
             _ = None if g is None else g.uop
         return fn(t, value)

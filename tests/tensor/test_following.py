@@ -521,3 +521,48 @@ def test_what_is_made_once_is_no_cliff() -> None:
             loop = Training(nn.ReLU())
             for i in range(3):
                 loop.step(i).item()
+
+
+@pytest.mark.parametrize("read", [False, True])
+@pytest.mark.parametrize("drop", [False, True])
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_a_gradient_of_ones_own(read: bool, drop: bool, by_hand: bool) -> None:
+    """What is set after backward() stays, whether what backward() made was dropped, or its loss read, before."""
+
+    def run() -> list[np.ndarray]:
+        loop, found = Training(nn.ReLU()), []
+        first = loop.model[0].weight
+        for i in range(8):
+            loop.optimizer.zero_grad()
+            loss = F.mse_loss(loop.model(Tensor(array(5, 4, seed=i))), Tensor(array(5, 3)))
+            loss.backward()
+            if read:
+                found.append(loss.numpy())
+            if drop:
+                first.grad = None
+            first.grad = Tensor(array(8, 4, seed=i + 20))
+            if by_hand:
+                with no_grad():
+                    for p in loop.model.parameters():
+                        p -= p.grad * 0.1
+            else:
+                loop.optimizer.step()
+            found += [loss.numpy(), first.grad.numpy()]
+        return [*found, *loop.state()]
+
+    same(run)
+
+
+def test_a_place_that_is_called_in_several_ways() -> None:
+    """Its number is an input only where it is all that there is besides a tensor."""
+
+    def run() -> list[np.ndarray]:
+        x, found = Tensor(array(3)).realize(), []
+        for i in range(20):
+            ways: list[tuple[tuple[Any, ...], dict[str, Any]]] = [((0.1 * i + 0.3,), {}), ((0.1 * i,), {"alpha": 0.7})]
+            ways += [((), {"other": 0.1 * i}), ((Tensor(array(3, seed=i)),), {"alpha": 0.1 * i})]
+            for args, named in ways:
+                found.append(x.add(*args, **named).numpy())
+        return found
+
+    same(run)
