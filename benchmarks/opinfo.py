@@ -51,8 +51,8 @@ OTHER_NAMES = {"special.expit": "sigmoid", "special.psi": "digamma", "special.ga
 # whose samples are for another call than the one of that name
 OTHER_CALLS = (
     "linalg.pinv.singular",
-    "linalg.lstsq.grad_oriented",
-    "linalg.norm.subgradients_at_zero",
+    "linalg.lstsq.grad_oriented",  # (results of another form)
+    "linalg.norm.subgradients_at_zero",  # (torch's second derivative at 0 is NaN, ours 0)
     "gradient",
     "nn.functional.embedding",
     "nn.functional.embedding_bag",

@@ -22,6 +22,7 @@ from manygrad.tensor.threads import Threads
 
 from .messages import Stacks, parse_object
 from .ranks import State
+from .report import write_json
 
 if TYPE_CHECKING:
     from .controller import Controller
@@ -56,8 +57,8 @@ class Inquiries:
             self._socket.listen()
             self._socket.settimeout(LOOK_S)
             self._threads.start("manygrad-inquiries", self._serve, stop=self._over.set)
-            with open(self.path, "w", encoding="utf-8") as f:
-                json.dump({"job": job, "pid": os.getpid(), "host": socket.gethostname(), "socket": self.address}, f)
+            here = {"job": job, "pid": os.getpid(), "host": socket.gethostname(), "socket": self.address}
+            write_json(self.path, here)
 
     def close(self) -> None:
         self._threads.close(TALK_S)
