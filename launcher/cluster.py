@@ -131,12 +131,13 @@ class Cluster:
         with open(os.open(token, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as f:
             f.write(secrets.token_hex(32))
         self._set_env(
-            {**_QUIET, **_OWN, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": token, MARK: self.job.id},
+            {**_QUIET, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": token, MARK: self.job.id},
             drop=("RAY_AUTH_TOKEN", "RAY_ADDRESS"),
         )
         fresh = "ray" not in sys.modules
         import ray
 
+        self._set_env(_OWN)  # after the import: what this process starts later is not ours
         if not fresh:
             _reread_settings()
         self.started_ray = True
@@ -176,7 +177,7 @@ class Cluster:
                     f"--address {address!r}: expected HOST:PORT of the Ray head (port 6379 by default), or 'auto'"
                 )
             try:
-                socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
+                _reach(host.strip("[]"), port)
             except (OSError, OverflowError) as e:
                 raise UsageError(
                     f"--address {address}: nothing answers there ({e}); `ray status` on the head shows its address"
@@ -184,9 +185,13 @@ class Cluster:
         import ray
 
         try:
-            ray.init(
-                address=address, log_to_driver=False, logging_level=logging.ERROR, namespace=f"manygrad-{self.job.id}"
-            )
+            with _on_loopback(address):
+                ray.init(
+                    address=address,
+                    log_to_driver=False,
+                    logging_level=logging.ERROR,
+                    namespace=f"manygrad-{self.job.id}",
+                )
         except (ConnectionError, RuntimeError, ValueError) as e:
             raise UsageError(f"--address {address}: cannot attach to a Ray cluster: {_first_line(e)}") from e
         return ray
@@ -512,6 +517,34 @@ def _reread_settings() -> None:
     if config is not None and tokens is not None:
         config.initialize("")
         tokens.instance().reset_cache()
+
+
+def _reach(host: str, port: str) -> None:
+    """Raises `OSError` if nothing answers there."""
+    socket.create_connection((host, int(port)), timeout=5).close()
+
+
+@contextmanager
+def _on_loopback(address: str) -> Iterator[None]:
+    """Attach to where a Ray answers. Ray takes the host's address for 127.0.0.1, where a head that listens on loopback
+    alone is not found, and waits for it for ever. Raises `ConnectionError` if nothing answers there."""
+    from ray._private import ray_constants, services
+
+    found = services.canonicalize_bootstrap_address_or_die(address)
+    host, _, port = found.rpartition(":")
+    try:
+        _reach(host.strip("[]"), port)
+    except OSError as e:
+        before = ray_constants.ENABLE_RAY_CLUSTER
+        ray_constants.ENABLE_RAY_CLUSTER = False
+        try:
+            if services.canonicalize_bootstrap_address_or_die(address) == found:
+                raise ConnectionError(f"nothing answers at {found} ({e})") from None
+            yield
+        finally:
+            ray_constants.ENABLE_RAY_CLUSTER = before
+    else:
+        yield
 
 
 @contextmanager

@@ -2,12 +2,13 @@
 
 Precondition: no sharded value is left. Postcondition: the same values from fewer nodes.
 
-    ADD(x, 0)                  ==>  x
+    MUL(x, 1)                  ==>  x
     RESHAPE(RESHAPE(x, a), b)  ==>  RESHAPE(x, b)
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from manygrad.schedule.facts.join import join_padded
@@ -29,7 +30,7 @@ def same_shape(x: UOp, u: UOp) -> UOp | None:
 
 
 def fold_binary(u: UOp) -> UOp | None:
-    """x + 0, x * 1, x - 0, x / 1 -> x; int x * 0 -> 0."""
+    """x + 0, x * 1, x - 0, x / 1 -> x; int x * 0 -> 0. Of floats, x + -0.0 and x - 0.0 are x, also where x is -0.0."""
     a, b = u.src
     ca, cb = constant(a), constant(b)
     if ca is None and cb is None:
@@ -37,8 +38,8 @@ def fold_binary(u: UOp) -> UOp | None:
     if ca is not None and cb is not None and u.op in FOLD and not u.dtype.is_half:
         return broadcast(UOp.const(u.dtype, FOLD[u.op](ca, cb)), u.shape) if _safe(u, ca, cb) else None
     if u.op is Ops.ADD:
-        return same_shape(a, u) if cb == 0 else same_shape(b, u) if ca == 0 else None
-    if u.op is Ops.SUB and cb == 0:
+        return same_shape(a, u) if _is_zero(u, cb, -1) else same_shape(b, u) if _is_zero(u, ca, -1) else None
+    if u.op is Ops.SUB and _is_zero(u, cb, 1):
         return same_shape(a, u)
     if u.op is Ops.MUL:
         if cb == 1 or ca == 1:
@@ -59,6 +60,11 @@ FOLD: dict[Ops, Any] = {
     Ops.CMPEQ: lambda a, b: a == b,
     Ops.CMPNE: lambda a, b: a != b,
 }
+
+
+def _is_zero(u: UOp, c: Any, sign: int) -> bool:
+    """Whether the constant operand is 0, and in a sum or difference of floats has this sign."""
+    return c == 0 and (not u.dtype.is_float or math.copysign(1, c) == sign)
 
 
 def _safe(u: UOp, a: Any, b: Any) -> bool:

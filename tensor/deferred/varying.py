@@ -34,7 +34,7 @@ def has_new_number(node: TraceNode, key: Key, args: tuple[Any, ...]) -> bool:
 def with_input(args: tuple[Any, ...]) -> tuple[Any, ...]:
     """The arguments of a call whose number is another one each time, that number as a stored tensor."""
     t, x = args if len(args) == 2 else (None, None)
-    if not isinstance(t, Tensor) or type(x) not in (int, float) or x == 0:  # (x + 0 is x, also where x is -0.0)
+    if not isinstance(t, Tensor) or type(x) not in (int, float):
         return args
     if t.dtype.name not in TYPES or not isinstance(t.device, str):
         return args

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import pickle
+import subprocess
+import sys
+import textwrap
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -106,6 +109,60 @@ def test_a_restart_in_a_ray_that_was_there(ray: Any, tmp_path: Path) -> None:
     while (free := ray.available_resources().get("CPU")) != 2 and time.monotonic() < until:
         time.sleep(0.1)
     assert free == 2 and ray.is_initialized()
+
+
+def test_a_ray_started_later_is_not_changed(tmp_path: Path) -> None:
+    """What the launcher asks of its own Ray (loopback alone) stayed in the process, so that a head started there could
+    not be found by others."""
+    text = """
+        import sys
+        from manygrad.launcher.api import launch
+        launch(print, nodes=2, run_dir=sys.argv[1], endpoint="fake_endpoint:Endpoint")
+        from ray._private import ray_constants
+        print(ray_constants.ENABLE_RAY_CLUSTER)
+    """
+    env = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
+    env["PYTHONPATH"] = os.pathsep.join([os.path.dirname(__file__), *filter(None, [os.environ.get("PYTHONPATH")])])
+    command = [sys.executable, "-c", textwrap.dedent(text), str(tmp_path / "run")]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
+    assert done.stdout.splitlines()[-1:] == ["True"], done
+
+
+def test_a_head_on_loopback_alone_is_found(tmp_path: Path) -> None:
+    """Ray takes the host's address for 127.0.0.1, where such a head does not listen, and asked there for ever."""
+    text = """
+        import os, sys
+        os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+        from ray.cluster_utils import Cluster
+        small = {"object_store_memory": 80 << 20, "include_dashboard": False, "num_cpus": 2}
+        cluster = Cluster(initialize_head=True, head_node_args=small)
+        print(cluster.address, flush=True)
+        sys.stdin.read()
+        cluster.shutdown()
+    """
+    env = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
+    head = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(text)],
+        env=env,
+        text=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert head.stdout is not None
+    try:
+        address = head.stdout.readline().strip()
+        assert address.startswith("127.0.0.1:")
+        script = tmp_path / "script.py"
+        script.write_text("from manygrad import world; print('rank', world.rank)")
+        command = [sys.executable, "-P", "-m", "manygrad.launcher.cli", str(script), "--nodes", "2"]
+        options = ["--address", address, "--run-dir", str(tmp_path / "run")]
+        done = subprocess.run([*command, *options], env=env, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0 and "0:0: rank 0" in done.stdout, done
+    finally:
+        head.communicate("", timeout=60)
+    options = ["--address", address, "--run-dir", str(tmp_path / "later")]
+    done = subprocess.run([*command, *options], env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2 and "nothing answers there" in done.stderr, done
 
 
 def test_more_nodes_than_fit(ray: Any, tmp_path: Path) -> None:

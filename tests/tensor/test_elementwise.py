@@ -203,6 +203,21 @@ def test_signed_zero_survives() -> None:
         assert np.signbit(f(Tensor([0.0, -0.0])).numpy()).reshape(-1).tolist() == want
 
 
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("number", [0.0, -0.0, 1e-60, 1.0])
+def test_what_a_constant_leaves_alone_has_numpys_bits(number: float, dtype: str) -> None:
+    """A rule of the simplifier that takes `x + 0.0` for `x` changes the sign of -0.0."""
+    x = np.array([0.0, -0.0, 1.5, np.inf])
+    rounded = np.float64(number if dtype == "float64" else np.float32(number))
+    for op in (operator.add, operator.sub, operator.mul, operator.truediv):
+        for f in (lambda t, c, op=op: op(t, c), lambda t, c, op=op: op(c, t)):
+            with np.errstate(all="ignore"):
+                want = f(x, rounded)
+            got = f(Tensor(x, dtype=dtype), number).double().numpy()
+            keep = ~np.isnan(want)
+            assert np.signbit(got[keep]).tolist() == np.signbit(want[keep]).tolist(), op
+
+
 def test_special_values_of_two_operands() -> None:
     a, b = (x.reshape(-1) for x in np.meshgrid(SPECIAL, SPECIAL))
     with np.errstate(all="ignore"):
