@@ -17,6 +17,8 @@
         OutOfBoundsError            a kernel's access outside of its buffer (CHECK_OOB)
         WrongKernelError            an optimised kernel gave other numbers: a bug of manygrad
         NoOpenCLError               no OpenCL device
+        NoCUDAError                 no GPU of NVIDIA's
+        CUDAError                   a GPU, or its driver, did not do what it was asked to
     LaunchAborted                   (a BaseException) the run is over, this rank ends
         LaunchInterrupted           by Ctrl-C
         Preempted                   all ranks have saved, because one of them or the launcher got SIGTERM
@@ -225,3 +227,12 @@ class WrongKernelError(ManygradError, RuntimeError):
 
 class NoOpenCLError(ManygradError, RuntimeError):
     """There is no OpenCL device to use here; the text says what to install."""
+
+
+class NoCUDAError(ManygradError, RuntimeError):
+    """There is no GPU of NVIDIA's to use here; the text says what to install."""
+
+
+class CUDAError(ManygradError, RuntimeError):
+    """A GPU, or its driver, did not do what it was asked to; after a fault of a kernel it answers nothing more to this
+    process."""

@@ -28,7 +28,7 @@ def launch(
 
     `fn` may be a closure or a notebook's function (cloudpickle). A Ray that this process already uses is used and left
     running; else one is started for the call (or attached to at `address`). `timeout` in seconds; `device` is the kind
-    of the workers' devices ("OPENCL"; "": as DEVICE says). After a failure it is called anew, at most `max_restarts`
+    of the workers' devices ("CUDA"; "": as DEVICE says). After a failure it is called anew, at most `max_restarts`
     times, on as few as `min_nodes` workers (0: `nodes`) where nodes were lost. Raises `LaunchError` with the failure
     report if a rank fails, `Infeasible` if the nodes do not fit, `ValueError` for bad arguments.
     """

@@ -88,7 +88,7 @@ class Options:
         kind_of_device,
         "KIND",
         "name",
-        "kind of the workers' devices and of new tensors, as DEVICE: CPU (default), OPENCL, PYTHON, NULL",
+        "kind of the workers' devices and of new tensors, as DEVICE: CPU (default), CUDA, OPENCL, PYTHON, NULL",
     )
     address: str = _option(
         "",

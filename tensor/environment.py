@@ -127,15 +127,15 @@ CHECK_OOB = EnvVar(
     "CHECK_OOB",
     0,
     "flag",
-    "kernels of CPU and OPENCL check the index of every load and store; one outside of its buffer is not made, and is "
-    "an error",
+    "kernels of CPU, CUDA and OPENCL check the index of every load and store; one outside of its buffer is not made, "
+    "and is an error",
 )
 BEAM = EnvVar(
     "BEAM",
     0,
     "count",
-    "search the optimisations of each kernel (of CPU, OPENCL) by measuring, this many kept a round; winners stay on "
-    "disk. 0: the heuristic's alone",
+    "search the optimisations of each kernel (of CPU, CUDA, OPENCL) by measuring, this many kept a round; winners stay "
+    "on disk. 0: the heuristic's alone",
 )
 FLOAT32_PARTS = EnvVar(
     "FLOAT32_PARTS",

@@ -21,6 +21,7 @@ __all__ = ["Device", "Devices", "Kernel", "canonical", "get_device"]
 # kind -> module, whose BACKEND names the parts; it is imported when a device of the kind is first asked for
 BACKENDS = {
     "CPU": "manygrad.runtime.devices.cpu.backend",
+    "CUDA": "manygrad.runtime.devices.cuda.backend",
     "OPENCL": "manygrad.runtime.devices.opencl.backend",
     "PYTHON": "manygrad.runtime.devices.python",
     "NULL": "manygrad.runtime.devices.null",

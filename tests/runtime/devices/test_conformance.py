@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
+import tests.cuda.install  # noqa: F401
 from manygrad.runtime.devices import BACKENDS, get_device
 from tests.opencl import OPENCL
 from tests.runtime.devices.conformance import CHECKS
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda c: c.__name__)
-@pytest.mark.parametrize("kind", ["CPU", OPENCL, "PYTHON", "TINY"])
+@pytest.mark.parametrize("kind", ["CPU", OPENCL, "CUDA", "PYTHON", "TINY"])
 def test_conformance(kind: str, check: Callable[[str], None], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(BACKENDS, "TINY", "tests.runtime.devices.tiny")
     check(f"{kind}:77")

@@ -31,12 +31,21 @@ done:
 FAR = str(2**63 - 1)
 
 
-class CheckedLLVMPrinter(LLVMPrinter):
-    def __init__(self, program: LoweredProgram, rounds_bfloat16: bool = False) -> None:
-        super().__init__(program, rounds_bfloat16)
-        self.sizes: dict[Inst, str] = {}  # PARAM -> elements
+class AccessChecks(LLVMPrinter):
+    """What a printer adds to each access. Who inherits says where sizes and the record come from."""
+
+    sizes: dict[Inst, str]  # PARAM -> elements
+
+    def size_in_bytes(self, x: Inst) -> str:
+        """The size of the buffer of PARAM `x`."""
+        raise NotImplementedError
+
+    def record(self) -> str:
+        """The address of the record."""
+        raise NotImplementedError
 
     def run(self) -> str:
+        self.sizes = {}
         return super().run() + FAULT
 
     def inst(self, x: Inst) -> str | None:
@@ -54,9 +63,7 @@ class CheckedLLVMPrinter(LLVMPrinter):
             self.check(x.src[0], x.src[1], None, 1, access, last, more=more)
         found = super().inst(x)
         if x.op is Low.PARAM:
-            at = self.let(f"getelementptr i64, ptr %buffers, i64 {self.program.slots + x.arg}")
-            nbytes = self.let(f"load i64, ptr {at}, align 8")
-            self.sizes[x] = self.let(f"udiv i64 {nbytes}, {x.dtype.itemsize}")
+            self.sizes[x] = self.let(f"udiv i64 {self.size_in_bytes(x)}, {x.dtype.itemsize}")
         return found
 
     def check_all(self, x: Inst, dtype: DType, guard: Inst | None, lanes: int, access: int) -> None:
@@ -77,12 +84,13 @@ class CheckedLLVMPrinter(LLVMPrinter):
     ) -> None:
         """The element `last` (of one lane, and `more`) beyond `offset`, and those that are `each_of` further for each
         lane."""
-        slot = pointer.arg if pointer.op is Low.PARAM else -1
-        size = (
-            self.sizes[pointer]
-            if pointer.op is Low.PARAM
-            else str((self.program.scratch_bytes - pointer.arg) // pointer.dtype.itemsize)
-        )
+        if pointer.op is Low.PARAM:
+            slot, size = pointer.arg, self.sizes[pointer]
+        else:
+            slot, nbytes = -1, self.program.scratch_bytes
+            if pointer.op is Low.SHARED:
+                slot, nbytes = -2, self.program.shared_bytes
+            size = str((nbytes - pointer.arg) // pointer.dtype.itemsize)
         if lanes == 1:
             index = self.let(f"add i64 {self.names[offset]}, {last}")
             index = index if more == "0" else self.let(f"add i64 {index}, {more}")
@@ -107,9 +115,7 @@ class CheckedLLVMPrinter(LLVMPrinter):
         if lanes > 1:  # the least index of a lane at fault
             only = self.let(f"select {m} {each}, {t} {indices}, {t} {splat(FAR, 'i64', lanes)}")
             index = self.call(f"llvm.vector.reduce.smin.v{lanes}i64", "i64", f"{t} {only}")
-        at = self.let(f"getelementptr ptr, ptr %buffers, i64 {2 * self.program.slots}")
-        record = self.let(f"load ptr, ptr {at}, align 8")
-        self.line(f"call void @fault(ptr {record}, i64 {access}, i64 {slot}, i64 {index}, i64 {size})")
+        self.line(f"call void @fault(ptr {self.record()}, i64 {access}, i64 {slot}, i64 {index}, i64 {size})")
         self.line("ret void")
         self.start(f"{label}.ok")
 
@@ -120,6 +126,18 @@ class CheckedLLVMPrinter(LLVMPrinter):
         wide = vector(t, lanes)
         one = self.let(f"insertelement {wide} poison, {t} {text}, i64 0")
         return self.let(f"shufflevector {wide} {one}, {wide} poison, <{lanes} x i32> zeroinitializer")
+
+
+class CheckedLLVMPrinter(AccessChecks):
+    """Sizes and the record stand behind the buffers (`runtime/devices/compile/bounds.py`)."""
+
+    def size_in_bytes(self, x: Inst) -> str:
+        at = self.let(f"getelementptr i64, ptr %buffers, i64 {self.program.slots + x.arg}")
+        return self.let(f"load i64, ptr {at}, align 8")
+
+    def record(self) -> str:
+        at = self.let(f"getelementptr ptr, ptr %buffers, i64 {2 * self.program.slots}")
+        return self.let(f"load ptr, ptr {at}, align 8")
 
 
 def render_checked(program: LoweredProgram, rounds_bfloat16: bool = False) -> str:

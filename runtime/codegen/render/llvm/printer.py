@@ -223,6 +223,10 @@ class LLVMPrinter(Registers):
 
     # *** memory ***
 
+    def alignment(self, x: Inst) -> int:
+        """Bytes of which the address of an access is known to be a multiple."""
+        return x.src[0].dtype.itemsize
+
     def address(self, pointer: str, offset: Inst, constant: int, element: str) -> str:
         at = (
             self.let(f"getelementptr inbounds {element}, ptr {pointer}, {self.typed(offset)}")
@@ -237,7 +241,7 @@ class LLVMPrinter(Registers):
         pointer, offset = x.src[0], x.src[1]
         guard = x.src[2] if len(x.src) == 3 else None
         e, n = memory_type(x.dtype), x.lanes
-        t, align = vector(e, n), pointer.dtype.itemsize
+        t, align = vector(e, n), self.alignment(x)
         element = memory_type(pointer.dtype)
         if offset.lanes > 1:
             at = self.address(self.names[pointer], offset, x.arg, element)
@@ -299,7 +303,7 @@ class LLVMPrinter(Registers):
         pointer, offset, value = x.src[0], x.src[1], x.src[2]
         guard = x.src[3] if len(x.src) == 4 else None
         e, n = memory_type(x.dtype if x.dtype is not dtypes.void else value.dtype), value.lanes
-        t, align = vector(e, n), pointer.dtype.itemsize
+        t, align = vector(e, n), self.alignment(x)
         text = self.names[value]
         if value.dtype.is_bool:
             text = self.let(f"zext {vector('i1', n)} {text} to {t}")
