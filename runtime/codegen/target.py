@@ -73,6 +73,7 @@ class Machine:
     group_items: int = 1  # work items that a group may have; 1: the device has no groups
     shared_bytes: int = 0  # of memory that they share
     subgroup_items: int = 0  # work items that exchange values in registers (a warp); 0: through shared memory alone
+    warp_items: int = 0  # threads that access memory at once, best what lies side by side; 0: this is no GPU
     first_cache_bytes: int = 48 << 10  # a core's own first-level data cache; not read from the system
 
     @property

@@ -115,7 +115,8 @@ def _reduced(rows: Tensor, counted: Tensor | None, mode: str) -> Tensor:
     """(B, N, D) over N, where `counted` (B, N) holds."""
     some: Any = None if counted is None else counted.unsqueeze(-1)
     if rows.shape[1] == 0:
-        return rows.sum(1)
+        total = rows.sum(1)
+        return total if counted is None else total._broadcast((counted.shape[0], rows.shape[2]))
     if mode == "max":
         return rows.amax(1) if some is None else some.any(1)._where(some._where(rows, -math.inf).amax(1), 0.0)
     total = rows.sum(1) if some is None else some._where(rows, 0.0).sum(1)

@@ -55,7 +55,10 @@ class ScatteringMixin:
             wide = src.reshape(1) if hasattr(src, "uop") else src
             return self.reshape(1)._scatter_along(name, 0, index.reshape(1), wide, how, include_self).reshape(())
         if not index.numel():
-            return self._copied()
+            if not (hasattr(src, "uop") and self.dtype.is_float):
+                return self._copied()
+            none = src.shrink(tuple((0, n) for n in index.shape)).sum()  # 0, of which src has a gradient, of zeros
+            return self - none.cast(self.dtype)
         picks = self._picks(name, d, checked(index, f"{name}: index", self.shape[d], self))
         if hasattr(src, "uop"):
             if src.dtype is not self.dtype:

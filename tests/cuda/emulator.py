@@ -35,7 +35,7 @@ from tests.cuda.memory import LOCAL_BASE, SHARED_BASE, WINDOW, DeviceMemory, Fau
 from tests.cuda.parse import UNSIGNED, Instruction, Module, parse
 
 AT_ONCE = 1 << 15  # threads
-RUNNING, WAITING, ENDED = 0, 1, 2
+RUNNING, WAITING, ENDED, IN_WARP = 0, 1, 2, 3  # (the last: waiting for the other threads of an exchange)
 WARP = 32
 MOST_STEPS = 200_000  # basic blocks in one run: what takes longer is taken for a loop without end
 
@@ -96,6 +96,8 @@ class Run:
             for _ in range(MOST_STEPS):
                 ready = self.state == RUNNING
                 if not ready.any():
+                    if (self.state == IN_WARP).any():
+                        raise Fault(f"{self.module.name}: an exchange within a warp of which a thread is missing")
                     if not (self.state == WAITING).any():
                         return
                     raise Fault(f"{self.module.name}: threads wait at a barrier that others of their block never reach")
@@ -105,6 +107,10 @@ class Run:
 
     def step(self, number: int, who: np.ndarray) -> None:
         """One basic block, of these threads."""
+        if self.module.blocks[number] and self.module.blocks[number][0].op[0] == "shfl":
+            who = self.complete(number)
+            if not len(who):
+                return
         everybody = len(who) == self.n
         self.who: Any = slice(None) if everybody else who
         self.ids = who
@@ -113,9 +119,23 @@ class Run:
                 self.control(x, number, who)
                 return
             self.execute(x)
+            if self.memory.traffic is not None:
+                self.memory.traffic.instructions += len(who)
         self.at[who] = number + 1
         if number + 1 == len(self.module.blocks):
             raise Fault("a kernel ends without ret")
+
+    def complete(self, number: int) -> np.ndarray:
+        """Of the threads that are at an exchange, those whose warps are there as a whole; the others wait."""
+        there = np.flatnonzero((self.at == number) & np.isin(self.state, (RUNNING, IN_WARP)))
+        self.state[there], self.who, self.ids = IN_WARP, there, there
+        members = self.read(str(self.module.blocks[number][0].args[-1]), "u32")
+        warp = self.block[there] * self.per_block + self.thread[there] // WARP
+        _, where, count = np.unique(warp, return_inverse=True, return_counts=True)
+        wanted = np.array([int(m).bit_count() for m in members])
+        found = there[count[where] == wanted]
+        self.state[found] = RUNNING
+        return found
 
     def control(self, x: Instruction, number: int, who: np.ndarray) -> None:
         self.at[who] = number + 1
@@ -362,6 +382,8 @@ class Run:
         elif isinstance(source, tuple):
             size, found = int(kind[1:]) // len(source), np.zeros(len(self.ids), TYPES[kind])
             for i, name in enumerate(source):
+                if name not in self.registers:  # (a lane that nobody uses)
+                    self.write(x, name, np.full(len(self.ids), 0xA5A5, UNSIGNED[size // 8]))
                 found |= self.read(name, f"b{size}").astype(TYPES[kind]) << np.array(i * size, TYPES[kind])
             self.write(x, to, found)
         else:
@@ -382,13 +404,8 @@ class Run:
         lane = self.thread[self.ids] % WARP
         if ((members >> lane.astype(np.uint32)) & 1 != 1).any():
             raise Fault("a thread takes part in an exchange that is not in its mask")
-        warp = self.block[self.ids] * self.per_block + self.thread[self.ids] // WARP
         place = np.full(self.n + WARP, -1)  # thread -> position among the active ones
         place[self.ids] = np.arange(len(self.ids))
-        for w in np.unique(warp):
-            here = warp == w
-            if int(here.sum()) != int(members[here][0]).bit_count():
-                raise Fault("an exchange within a warp of which a thread is missing")
         other = place[self.ids - lane + (lane ^ bit.astype(np.int64))]
         values = self.read(own, "b32")
         self.write(x, to, np.where(other >= 0, values[other], values))
@@ -475,6 +492,9 @@ class Run:
             self.local[ids[:, None], cells] = data
             return data
         at = self.memory.check(addresses, nbytes, nbytes, what)
+        if self.memory.traffic is not None:
+            warps = self.block[ids] * self.per_block + self.thread[ids] // WARP
+            self.memory.traffic.count(warps, at, nbytes)
         word = next(w for w in (8, 4, 2, 1) if nbytes % w == 0)
         whole = self.memory.bytes[: len(self.memory.bytes) // word * word].view(UNSIGNED[word])
         cells = (at // word)[:, None] + np.arange(nbytes // word)

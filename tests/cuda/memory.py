@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -20,6 +21,25 @@ class Fault(Exception):
     """What a GPU would stop for, or silently do wrong."""
 
 
+SECTOR = 32  # bytes that memory moves at once
+
+
+@dataclass
+class Traffic:
+    """What a kernel's accesses move: the bytes that threads ask for, and those of the sectors that each warp's access
+    touches. `instructions`: of all threads."""
+
+    asked: int = 0
+    moved: int = 0
+    instructions: int = 0
+
+    def count(self, warps: np.ndarray, offsets: np.ndarray, nbytes: int) -> None:
+        first, last = offsets // SECTOR, (offsets + nbytes - 1) // SECTOR
+        both = np.concatenate([np.stack([warps, first], 1), np.stack([warps, last], 1)])
+        self.asked += len(offsets) * nbytes
+        self.moved += len(np.unique(both, axis=0)) * SECTOR
+
+
 class DeviceMemory:
     """Blocks in one address space, of GPU `number`. `size`: of all of it, backed when it is touched."""
 
@@ -29,6 +49,7 @@ class DeviceMemory:
         self.starts: list[int] = []  # offsets, in order
         self.ends: list[int] = []
         self._sorted: tuple[np.ndarray, np.ndarray] | None = None
+        self.traffic: Traffic | None = None  # where somebody counts it
 
     def alloc(self, nbytes: int) -> int:
         """The address of a fresh block. Raises MemoryError."""

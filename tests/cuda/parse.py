@@ -26,7 +26,7 @@ class Instruction:
 @dataclass
 class Module:
     """One kernel. `params`: (name, bytes); `memory`: name -> (space, offset) of what is declared; `blocks`: of
-    instructions, each of which may only end with a branch, a barrier or an exit."""
+    instructions, each of which may only end with a branch, a barrier or an exit, and begin with an exchange."""
 
     name: str
     params: list[tuple[str, int]] = field(default_factory=list)
@@ -100,7 +100,11 @@ def _statements(module: Module, body: str) -> None:
             else:
                 _declarations(module, line)
             continue
-        block.append(one := _instruction(line))
+        one = _instruction(line)
+        if one.op[0] == "shfl" and block:  # (threads wait for each other there)
+            block = []
+            module.blocks.append(block)
+        block.append(one)
         if one.op[0] in ENDS:
             block = []
             module.blocks.append(block)

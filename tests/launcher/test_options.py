@@ -88,7 +88,7 @@ def test_every_option_is_in_the_registry_and_in_the_help() -> None:
         (["t.py", "--port", "70000"], {}, "must be from 0 to 65535"),
         (["t.py", "--log-ranks", "a"], {}, "must be 'all'"),
         (["t.py"], {"MANYGRAD_NODES": "x"}, "MANYGRAD_NODES 'x'"),
-        (["t.py", "--device", "GPU"], {}, "--device 'GPU': must be one of CPU, OPENCL, PYTHON, NULL"),
+        (["t.py", "--device", "GPU"], {}, "--device 'GPU': must be one of CPU, CUDA, OPENCL, PYTHON, NULL"),
         (["t.py", "--device", "DISK"], {}, "must be one of CPU"),
         (["-m"], {}, "-m needs a module"),
         (["t.py", "--run-dir", "--nodes", "4"], {}, "--run-dir needs a value: --run-dir DIR"),

@@ -117,3 +117,5 @@ def test_embedding_bag(mode: str) -> None:
     np.testing.assert_allclose(rows.numpy(), f(table[index.reshape(2, 3)], axis=1), rtol=1e-5)
     bags.sum().backward()
     assert w.grad is not None and w.grad.numpy()[3].tolist() == [0, 0, 0]
+    empty = F.embedding_bag(Tensor(index[:0]), w, Tensor(np.array([0, 0])), mode=mode)
+    assert empty.tolist() == [[0.0] * 3] * 2  # one for each bag, though all are empty

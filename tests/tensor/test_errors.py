@@ -76,7 +76,7 @@ CASES: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: x.cat(far), ValueError, r"cat: the tensors are on different devices \['CPU:0', 'CPU:1'\]"),
     (lambda: (x > 0).where(far, 0), ValueError, r"where: operands are on different devices"),
     (lambda: x[Tensor([0], device="CPU:1")], ValueError, r"index tensors are on CPU:1, the tensor on CPU:0"),
-    (lambda: x.to("TPU"), ValueError, r"unknown device 'TPU': the kinds are CPU, OPENCL, PYTHON, NULL, DISK"),
+    (lambda: x.to("TPU"), ValueError, r"unknown device 'TPU': the kinds are CPU, CUDA, OPENCL, PYTHON, NULL, DISK"),
     (lambda: Tensor([1], device="CPU:x"), ValueError, r"device 'CPU:x': after 'CPU:' a number is expected"),
     (lambda: x.shard(("CPU:0", "CPU:0")), ValueError, r"shard: a device is named twice"),
     (lambda: x.shard(()), ValueError, r"an empty tuple of devices"),

@@ -199,3 +199,13 @@ def test_distinct_positions_need_no_order() -> None:
     assert kinds(Tensor(np.arange(10) % 3).unique(return_inverse=True, size=3)[1]) <= {"place", "add"}
     assert kinds(Tensor(np.arange(10) % 3).nonzero(size=3)) == {"place"}
     assert kinds(Tensor(np.arange(10000.0)).argsort()) <= {"place", "add"}
+
+
+def test_an_empty_scatter_keeps_its_history() -> None:
+    """Its source has a gradient, of zeros; and no zero changes its sign."""
+    x, source = Tensor([1.0, -0.0], requires_grad=True), Tensor.zeros(0, requires_grad=True)
+    y = x.scatter_add(0, Tensor(np.zeros(0, np.int64)), source)
+    y.sum().backward()
+    assert np.signbit(y.numpy()).tolist() == [False, True]
+    assert x.grad is not None and source.grad is not None
+    assert x.grad.tolist() == [1.0, 1.0] and source.grad.shape == (0,)

@@ -9,7 +9,7 @@ the list so far, which gives the list with what it decides. What they weigh is i
     operands    what can be packed                      packing     which operand stays in a cache
     matrices    what a matrix unit multiplies
     blocks      how much runs before the next           memory      what is kept, prefetched, streamed
-    threads     what is cut over the threads
+    threads     what is cut over the threads              groups      all of it, on a GPU
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from manygrad.runtime.codegen.analysis.describe import signature
 from manygrad.runtime.codegen.choose.blocks import sum_rows_in_turn
 from manygrad.runtime.codegen.choose.conditions import skip_masked, unroll_reduction
 from manygrad.runtime.codegen.choose.facts import Facts
+from manygrad.runtime.codegen.choose.groups import bind_groups
 from manygrad.runtime.codegen.choose.matrices import (
     fits_matrix_unit,
     multiply_in_parts,
@@ -77,6 +78,7 @@ from manygrad.tensor.uop.uop import UOp
 
 # in the order in which they are made; of a product exactly one of those that pack
 DECISIONS: tuple[Callable[..., Opts], ...] = (
+    bind_groups,
     multiply_in_parts,
     run_in_order,
     multiply_blocks_of_bytes,
@@ -158,6 +160,9 @@ def decide(facts: Facts, in_parts: Facts | None = None) -> Choice:
 
 def _decide(choice: Choice) -> Choice:
     facts = choice.facts
+    if facts.machine.warp_items:
+        choice.take(bind_groups)
+        return choice
     if any(s.arg is not None for s in facts.sig.stores):
         choice.take(run_in_order)
         return choice

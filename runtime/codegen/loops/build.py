@@ -6,6 +6,7 @@ from manygrad.runtime.codegen.analysis.describe import Signature
 from manygrad.runtime.codegen.kernel.online import online_pair
 from manygrad.runtime.codegen.loops.blocks import parallel
 from manygrad.runtime.codegen.loops.context import in_context
+from manygrad.runtime.codegen.loops.groups import dealt_out
 from manygrad.runtime.codegen.loops.index import FIRST_ITEM
 from manygrad.runtime.codegen.loops.local import Local
 from manygrad.runtime.codegen.loops.pack import pack
@@ -29,16 +30,26 @@ def build(sig: Signature, nest: LoopNest) -> Tree:
         nodes, inner = reduces(t, around, pairs)
         return (*first, *nodes), inner
 
+    def all_stores(around: Around) -> Nodes:
+        return (Store(around.row, around.stored, nest.streamed, nest.aligned is not None),)
+
     def stores(around: Around) -> Nodes:
-        store = Store(around.row, around.stored, nest.streamed, nest.aligned is not None)
-        return (If(FIRST_ITEM, (store,)),) if nest.reduce_bound else (store,)
+        return (If(FIRST_ITEM, all_stores(around)),) if nest.reduce_bound else all_stores(around)
 
     def loops(around: Around, i: int) -> Nodes:
         if i == len(nest.loops):
             return stores(around)
+        if nest.reduce_bound and i >= nest.parallel and not around.waiting:
+            return dealt_out(t, nest.loops[i], around, lambda inner: inside(inner, i + 1))
         if rows and nest.loops[i] is nest.vectorized:
             return each_row(t, around, stores)
         return t.loop(nest.loops[i], around, lambda inner: loops(inner, i + 1))
+
+    def inside(around: Around, i: int) -> Nodes:
+        """The loops in one that is dealt out."""
+        if i == len(nest.loops):
+            return all_stores(around)
+        return t.loop(nest.loops[i], around, lambda inner: inside(inner, i + 1))
 
     t = Tiler(kernel, Local(kernel), opened)
     first, around = reduces(t, Around(kernel.tiling.lanes, waiting=sig.reduces), pairs)

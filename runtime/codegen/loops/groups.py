@@ -69,8 +69,9 @@ def grid(t: Tiler, counter: Index, number: dict[UOp, Index], around: Around, bod
 
 
 def dealt_out(t: Tiler, k: UOp, around: Around, body: Body) -> Nodes:
-    """The loop over `k`, of which each work item runs every so many tiles; the first one what is no loop."""
-    items, found = t.kernel.nest.reduce_bound[k], list[Node]()
+    """The loop over `k`, of which each work item runs every so many tiles; the first one what is no loop. All sums of a
+    kernel are dealt out to the same work items, and so is what is stored along a loop."""
+    items, found = next(iter(t.kernel.nest.reduce_bound.values())), list[Node]()
     for n in t.loop(k, around, body):
         if isinstance(n, For):
             begin = index.add(n.begin, index.mul(MEMBER, n.step) if n.step > 1 else MEMBER)

@@ -86,9 +86,9 @@ RULES: list[TreeRule] = [
         lambda n, o: n.kind is not Kind.GROUP or o.tree.group[n.dim : n.dim + 1] == (n.end.number,),
     ),
     (
-        "only a sum across work items is dealt out to them",
+        "only a sum across work items, and what is stored of it, is dealt out to them",
         For,
-        lambda n, o: n.kind is not Kind.SUBGROUP or o.across > 1,
+        lambda n, o: n.kind is not Kind.SUBGROUP or (o.across > 1 if o.reducing else o.is_summed_across),
     ),
     ("a group gets to a barrier", Barrier, lambda n, o: Kind.GROUP in o.kinds and o.is_uniform and not o.sharing),
     ("a group shares memory", Share, lambda n, o: Kind.GROUP in o.kinds and o.is_uniform and not o.sharing),
@@ -165,7 +165,11 @@ RULES: list[TreeRule] = [
         Store,
         lambda n, o: {*n.past_caches} <= {u.src[0].src[0].arg for u in o.tree.sig.stores},
     ),
-    ("one of the work items stores", Store, lambda n, o: o.is_first_item or not o.is_summed_across),
+    (
+        "one of the work items stores, or each its own",
+        Store,
+        lambda n, o: o.is_first_item or Kind.SUBGROUP in o.kinds or not o.is_summed_across,
+    ),
     ("conditions are known in a block of their own", Holds, lambda n, o: o.block == (n,)),
     ("nothing is stored inside of a sum", Store, lambda n, o: not o.reducing and o.packing is None),
 ]

@@ -14,7 +14,8 @@ from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.ranges import ranges_of
 from manygrad.tensor.uop.uop import UOp
 
-SIZES = (8, 16, 32, 64)
+SIZES = (8, 16, 32, 64, 256)
+MOST_ITEMS = 1024  # that add up one sum
 
 
 @dataclass(frozen=True, repr=False)
@@ -24,6 +25,7 @@ class BindReduce(RangeOpt):
 
     They exchange values in registers where the device has subgroups (`Machine.subgroup_items`), else through memory
     that the group shares; the bits are the same. All loops of the grid are cut evenly, so that no work item is missing.
+    What is stored along a loop that the sums do not need (a row's elements, of its sum) is dealt out to the same items.
 
     before:  parallel for m: for k in 512: s += a[m, k]
     after:   grid for m: for each work item i of 32: { for k in i..512 by 32: s[i] += a[m, k] }
@@ -39,7 +41,7 @@ class BindReduce(RangeOpt):
         return self.kind, self.axis
 
     def wrong(self) -> str | None:
-        return width_is_wrong(self, "work items", self.items)
+        return width_is_wrong(self, "work items", self.items, MOST_ITEMS)
 
     def apply(self, nest: LoopNest, ranges: Mapping[int, UOp]) -> LoopNest:
         return replace(nest, reduce_bound={**nest.reduce_bound, self.reduced(self.axis, ranges): self.items})

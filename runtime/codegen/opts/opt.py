@@ -15,7 +15,7 @@ from manygrad.runtime.codegen.analysis.describe import Signature
 from manygrad.runtime.codegen.opts.nest import LoopNest
 from manygrad.tensor.uop.uop import UOp
 
-MAX_WIDTH = 64  # lanes of a vector, work items of a sum
+MAX_WIDTH = 64  # lanes of a vector
 
 
 @dataclass(frozen=True, repr=False)
@@ -125,9 +125,9 @@ class Neighbourhood:
             yield tuple(o for o in self.opts if o != opt) if opt in self.opts else (*self.opts, opt)
 
 
-def width_is_wrong(opt: Opt, what: str, width: int) -> str | None:
-    powers = 2 <= width <= MAX_WIDTH and width & (width - 1) == 0
-    return None if powers else f"{opt}: {what} are a power of two, 2 to {MAX_WIDTH}"
+def width_is_wrong(opt: Opt, what: str, width: int, most: int = MAX_WIDTH) -> str | None:
+    powers = 2 <= width <= most and width & (width - 1) == 0
+    return None if powers else f"{opt}: {what} are a power of two, 2 to {most}"
 
 
 def at_least_one(opt: Opt, amount: int) -> str | None:

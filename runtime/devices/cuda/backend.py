@@ -16,14 +16,14 @@ from manygrad.runtime.devices.compile.together import compile_together
 from manygrad.runtime.devices.cuda.driver import gpu_of
 from manygrad.runtime.devices.cuda.graph import CUDAGraph
 from manygrad.runtime.devices.cuda.kernel import NVPTX, STORE, CUDAKernel, compile_text, version
-from manygrad.runtime.devices.cuda.memory import MemoryRange, Stream
+from manygrad.runtime.devices.cuda.memory import MemoryRange, CUDAStream
 from manygrad.tensor.environment import BEAM, CHECK_OOB
 from manygrad.tensor.uop.uop import UOp
 
 
 def open_device(name: str) -> Opened:
     gpu = gpu_of(int(name.partition(":")[2]))  # (its errors say what to install)
-    stream = Stream(gpu, name)
+    stream = CUDAStream(gpu, name)
 
     def alloc(nbytes: int) -> MemoryRange:
         return MemoryRange(stream, stream.alloc(nbytes), nbytes)

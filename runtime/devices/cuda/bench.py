@@ -11,14 +11,14 @@ import numpy as np
 from manygrad.runtime.codegen.pipeline import Prepared
 from manygrad.runtime.devices.cuda.driver import checked, gpu_of
 from manygrad.runtime.devices.cuda.kernel import CUDAKernel, compile_text, render, version
-from manygrad.runtime.devices.cuda.memory import OwnedRange, Stream
+from manygrad.runtime.devices.cuda.memory import OwnedRange, CUDAStream
 from manygrad.runtime.devices.tune.bench import Bench
 from manygrad.tensor.uop.uop import UOp
 
 
 @cache
-def _stream() -> Stream:
-    return Stream(gpu_of(0), "the search for optimisations")
+def _stream() -> CUDAStream:
+    return CUDAStream(gpu_of(0), "the search for optimisations")
 
 
 class CUDAScratch:

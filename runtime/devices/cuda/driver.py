@@ -132,7 +132,7 @@ def _gpu(number: int) -> Gpu:
         cores=units,
         group_items=attribute("MAX_THREADS_PER_BLOCK"),
         shared_bytes=attribute("MAX_SHARED_MEMORY_PER_BLOCK"),
-        subgroup_items=attribute("WARP_SIZE"),
+        warp_items=attribute("WARP_SIZE"),
     )
     context = checked(own.cuDevicePrimaryCtxRetain(device), f"GPU {number}")
     memory = int(checked(own.cuDeviceTotalMem(device), f"GPU {number}"))

@@ -11,7 +11,7 @@ from typing import Any
 from manygrad.runtime.devices.base import Call
 from manygrad.runtime.devices.compile.chain import Chained
 from manygrad.runtime.devices.cuda.driver import checked
-from manygrad.runtime.devices.cuda.kernel import CUDAKernel, Launch
+from manygrad.runtime.devices.cuda.kernel import CUDAKernel, KernelLaunch
 from manygrad.runtime.devices.cuda.memory import MemoryRange
 from manygrad.runtime.devices.numbers import Numbers
 
@@ -30,7 +30,7 @@ def kernels_of(call: Call) -> Iterator[tuple[CUDAKernel, Sequence[MemoryRange], 
 class Executable:
     """Launches in one stream, one after the other, as the driver's graph."""
 
-    def __init__(self, launches: Sequence[Launch]) -> None:
+    def __init__(self, launches: Sequence[KernelLaunch]) -> None:
         self.launches, self.stream = [x for x in launches if x.blocks], launches[0].stream
         self.name = f"{self.stream.name}: a graph of {len(launches)} kernels"
         own = self.stream.gpu.enter()
@@ -45,7 +45,7 @@ class Executable:
     def start(self) -> None:
         checked(self.stream.gpu.enter().cuGraphLaunch(self._made, self.stream.handle), self.name)
 
-    def change(self, launch: Launch) -> None:
+    def change(self, launch: KernelLaunch) -> None:
         """The arguments of a launch are others now."""
         own, node = self.stream.gpu.enter(), self._nodes[self.launches.index(launch)]
         checked(own.cuGraphExecKernelNodeSetParams(self._made, node, _parameters(own, launch)), self.name)
@@ -57,7 +57,7 @@ class Executable:
             own.cuGraphDestroy(self._graph)
 
 
-def _parameters(own: Any, launch: Launch) -> Any:
+def _parameters(own: Any, launch: KernelLaunch) -> Any:
     p = own.CUDA_KERNEL_NODE_PARAMS()
     p.func, p.sharedMemBytes, p.extra = launch.function, 0, 0
     p.gridDimX, p.gridDimY, p.gridDimZ = launch.blocks, 1, 1
@@ -78,7 +78,7 @@ class CUDAGraph:
     @property
     def executables(self) -> list[Executable]:
         if self._made is None:
-            runs: list[list[Launch]] = []
+            runs: list[list[KernelLaunch]] = []
             for x in self.flat:
                 if runs and runs[-1][0].stream is x.stream:
                     runs[-1].append(x)

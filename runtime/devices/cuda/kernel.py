@@ -24,7 +24,7 @@ from manygrad.runtime.devices.compile.bounds import WORDS, report
 from manygrad.runtime.devices.compile.compiled import Renderer
 from manygrad.runtime.devices.compile.diskcache import DiskCache
 from manygrad.runtime.devices.cuda.driver import Gpu, checked, gpu_of
-from manygrad.runtime.devices.cuda.memory import MemoryRange, OwnedRange, Stream
+from manygrad.runtime.devices.cuda.memory import MemoryRange, OwnedRange, CUDAStream
 from manygrad.runtime.devices.cuda.ptx import ptx_of
 from manygrad.tensor.code import code_version
 from manygrad.tensor.uop.uop import UOp
@@ -98,7 +98,7 @@ class Functions:
 class DeviceRecord:
     """Where a bounds-checked kernel reports (`bounds.py`)."""
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: CUDAStream) -> None:
         nbytes = 8 * WORDS
         self.memory = OwnedRange(stream, stream.alloc(nbytes), nbytes)
         self.memory.fill(memoryview(bytes(nbytes)))
@@ -112,7 +112,7 @@ class DeviceRecord:
             report(name, words.tolist())
 
 
-class Launch:
+class KernelLaunch:
     """A kernel whose arguments are laid out, to be started again and again. `move` has it read other memory."""
 
     def __init__(
@@ -146,8 +146,7 @@ class Launch:
 
 
 class CUDAKernel:
-    """A loaded kernel. A call starts it; `launch` is for who starts it again and again (`graph.py`). Large: what a
-    kernel says of itself."""
+    """A loaded kernel. A call starts it; `launch` is for who starts it again and again (`graph.py`)."""
 
     def __init__(self, prepared: Prepared, ast: UOp, compiled: bytes, checked: bool = False) -> None:
         self.name, self.opts, self.prepared, self.checked = prepared.name, prepared.opts, prepared, checked
@@ -199,7 +198,7 @@ class CUDAKernel:
         per = max(1, -(-total // max(1, at_once)))
         return total, per, -(-total // (per if self.group else per * threads))
 
-    def launch(self, handles: Sequence[MemoryRange], vars: tuple[int, ...]) -> Launch:
+    def launch(self, handles: Sequence[MemoryRange], vars: tuple[int, ...]) -> KernelLaunch:
         assert len(handles) >= self.slots and len(vars) == len(self.names), (
             f"{self.name} takes {self.slots} buffers and the variables {self.names}, not {len(handles)} and {vars}"
         )
@@ -219,7 +218,7 @@ class CUDAKernel:
         record = DeviceRecord(stream) if self.checked else None
         if record is not None:
             words += [*(h.nbytes for h in used), record.memory.address]
-        return Launch(self, used, words, blocks, kept, record)
+        return KernelLaunch(self, used, words, blocks, kept, record)
 
     def __call__(self, handles: Sequence[MemoryRange], vars: tuple[int, ...] = (), wait: bool = False) -> float | None:
         stream = handles[0].stream

@@ -12,7 +12,7 @@ import numpy as np
 from manygrad.runtime.devices.cuda.driver import Gpu, checked
 
 
-class Stream:
+class CUDAStream:
     """The queue of one device: kernels and copies, one after the other. Which data is where follows from it alone."""
 
     def __init__(self, gpu: Gpu, name: str) -> None:
@@ -25,7 +25,7 @@ class Stream:
         """Waits for all that was started."""
         checked(self.gpu.enter().cuStreamSynchronize(self.handle), self.name)
 
-    def after(self, other: Stream) -> None:
+    def after(self, other: CUDAStream) -> None:
         """What comes next here waits for what the other one has been given."""
         own = other.gpu.enter()
         event = checked(own.cuEventCreate(own.CUevent_flags.CU_EVENT_DISABLE_TIMING), self.name)
@@ -54,7 +54,7 @@ class MemoryRange:
     """`nbytes` at an address. A handle knows its device's stream, so that a kernel shared by all devices runs on the
     right one."""
 
-    stream: Stream
+    stream: CUDAStream
     address: int
     nbytes: int
 

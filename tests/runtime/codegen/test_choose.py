@@ -53,6 +53,7 @@ MACHINE = Machine(
     burst_bytes=4 << 10,
 )
 PARTS = replace(MACHINE, dots=(Dot(f32, f32, 64, rows=16),))
+GPU = Machine(16, 32, cores=132, group_items=1024, shared_bytes=48 << 10, warp_items=32)
 AMX = replace(MACHINE, dots=(*MACHINE.dots, Dot(dtypes.bfloat16, dtypes.bfloat16, 64, rows=16)))
 
 
@@ -164,10 +165,26 @@ KERNELS: dict[str, Callable[[], UOp]] = {
     "convolution": convolution,
     "columns with weights": columns_with_weights,
     "scatter": scatter,
+    "GPU: elementwise": lambda: elementwise(lambda a, b: a.alu(Ops.MUL, b), [f32, f32], 1 << 24),
+    "GPU: transpose": transpose,
+    "GPU: sum down the rows": sum_down_rows,
+    "GPU: softmax": softmax,
+    "GPU: logsumexp": lambda: logsumexp(64, 1000),
+    "GPU: max of each three": max_of_each_three,
+    "GPU: product, 4096": lambda: gemm(4096, 4096, 4096),
+    "GPU: product, 512": lambda: gemm(512, 512, 512),
+    "GPU: product, b transposed": lambda: gemm(512, 512, 512, "NT"),
+    "GPU: product of odd sizes": lambda: gemm(100, 130, 75),
+    "GPU: product of few rows": lambda: gemm(4, 1024, 1024),
+    "GPU: row by matrix": lambda: gemm(1, 256, 256, "NT"),
+    "GPU: convolution": convolution,
+    "GPU: scatter": scatter,
 }
 
 
 def machine_for(name: str) -> Machine:
+    if name.startswith("GPU"):
+        return GPU
     return AMX if "matrices" in name else PARTS if "in parts" in name else MACHINE
 
 

@@ -48,7 +48,7 @@ def test_names() -> None:
     for bad in ("GPU", "CPU:x", "CPU:", "DISK", ""):
         with pytest.raises(ValueError, match="device"):
             get_device(bad)
-    with pytest.raises(ValueError, match="the kinds are CPU, OPENCL, PYTHON, NULL, DISK"):
+    with pytest.raises(ValueError, match="the kinds are CPU, CUDA, OPENCL, PYTHON, NULL, DISK"):
         get_device("TPU:1")
 
 

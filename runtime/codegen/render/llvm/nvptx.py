@@ -17,13 +17,14 @@ after:   addrspacecast ptr addrspace(1) %b0 to ptr  bitcast to i32; llvm.nvvm.sh
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
 from math import gcd, prod
 from typing import Any
 
-from manygrad.runtime.codegen.lowered import Inst, Low, LoweredProgram
+from manygrad.runtime.codegen.lowered import EXCHANGE_BYTES, Inst, Low, LoweredProgram
 from manygrad.runtime.codegen.render.llvm.bounds import AccessChecks
 from manygrad.runtime.codegen.render.llvm.printer import LLVMPrinter
 from manygrad.runtime.codegen.render.llvm.text import ENTRY, literal, memory_type, scalar_type, splat, suffix, vector
@@ -50,6 +51,13 @@ def threads_of(program: LoweredProgram, target: NVPTXTarget) -> tuple[int, ...]:
     return program.group or (target.threads,)
 
 
+def exchanged_bytes(program: LoweredProgram) -> int:
+    """Bytes of shared memory through which threads of different warps exchange values."""
+    runs = groupby(program.insts, lambda x: x.op is Low.EXCHANGE and x.arg >= WARP)
+    values = max((sum(x.lanes for x in xs) for far, xs in runs if far), default=0)
+    return EXCHANGE_BYTES * values * prod(program.group)
+
+
 def scratch_of_thread(program: LoweredProgram) -> int:
     """Bytes of global scratch memory that each thread has."""
     return -(-program.scratch_bytes // SCRATCH_ALIGNMENT) * SCRATCH_ALIGNMENT
@@ -63,16 +71,21 @@ class NVPTXPrinter(LLVMPrinter):
 
     def run(self) -> str:
         self.prologue()
-        for inst in self.program.insts:
-            if (found := self.inst(inst)) is not None:
-                self.names[inst] = found
-        shared = self.program.shared_bytes
+        for far, insts in groupby(self.program.insts, lambda x: x.op is Low.EXCHANGE and x.arg >= WARP):
+            if far:
+                self.exchange_through_memory(list(insts))
+                continue
+            for inst in insts:
+                if (found := self.inst(inst)) is not None:
+                    self.names[inst] = found
+        shared, exchanged = self.program.shared_bytes, exchanged_bytes(self.program)
         body = "\n".join(["entry:", *self.entry, *self.lines, "  ret void"])
         threads = ",".join(str(n) for n in (*self.threads, 1, 1)[:3])
         return "\n".join([
             f"; {self.program.name}",
             f"{SCRATCH}{scratch_of_thread(self.program)}",
             *([f"@shared = internal addrspace(3) global [{shared} x i8] undef, align 128"] if shared else []),
+            *([f"@exchanged = internal addrspace(3) global [{exchanged} x i8] undef, align 8"] if exchanged else []),
             *self.declared,
             f"define ptx_kernel void @{ENTRY}({', '.join(self.arguments())}) #0 {{", body, "}",
             f'attributes #0 = {{ nounwind "nvvm.reqntid"="{threads}" }}', "",
@@ -123,6 +136,48 @@ class NVPTXPrinter(LLVMPrinter):
             found = self.let(f"add nuw nsw i64 {above}, {self.register(f'tid.{DIMS[i]}')}")
         return found
 
+    def exchange_through_memory(self, insts: Sequence[Inst]) -> None:
+        """Values of threads of other warps: all at once, as a barrier takes its time."""
+        threads, number = prod(self.threads), self.number(None)
+        found = {x: list[str]() for x in insts}
+        lanes = [(x, i) for x in insts for i in range(x.lanes)]
+        places = {}
+        for n, (x, i) in enumerate(lanes):
+            e = "i8" if x.dtype.is_bool else scalar_type(x.dtype)
+            one = self.names[x.src[0]]
+            if x.lanes > 1:
+                one = self.let(f"extractelement {self.typed(x.src[0])}, i64 {i}")
+            if x.dtype.is_bool:
+                one = self.let(f"zext i1 {one} to i8")
+            base = f"ptr addrspacecast (ptr addrspace(3) @exchanged to ptr), i64 {n * threads}"
+            places[x, i] = e, base
+            self.line(f"store {e} {one}, ptr {self.let(f'getelementptr i64, {self.moved(base, number)}')}, align 8")
+        self.barrier()
+        for x, i in lanes:
+            e, base = places[x, i]
+            other = self.let(f"xor i64 {number}, {x.arg}")
+            one = self.let(f"load {e}, ptr {self.let(f'getelementptr i64, {self.moved(base, other)}')}, align 8")
+            found[x].append(self.let(f"icmp ne i8 {one}, 0") if x.dtype.is_bool else one)
+        self.barrier()
+        for x, values in found.items():
+            self.names[x] = self.joined(x, values)
+
+    def moved(self, base: str, number: str) -> str:
+        """Pointer and index of a thread's place beyond `base`."""
+        return f"ptr {self.let(f'getelementptr i64, {base}')}, i64 {number}"
+
+    def joined(self, x: Inst, values: list[str]) -> str:
+        if x.lanes == 1:
+            return values[0]
+        e, whole = scalar_type(x.dtype), "poison"
+        for i, one in enumerate(values):
+            whole = self.let(f"insertelement {vector(e, x.lanes)} {whole}, {e} {one}, i64 {i}")
+        return whole
+
+    def barrier(self) -> None:
+        """(Not the aligned one: a branch of a few threads may lie before it.)"""
+        self.call("llvm.nvvm.barrier.cta.sync.all", "void", "i32 0")
+
     def warp_mask(self) -> str:
         """Which threads of a warp there are: all, but in the last one of a block."""
         count = prod(self.threads)
@@ -152,12 +207,7 @@ class NVPTXPrinter(LLVMPrinter):
                 word = self.shuffled(word, mask, x.arg)
                 raw = word if size == 4 else self.let(f"trunc i32 {word} to {bits}")
             found.append(raw if e == bits else self.let(f"bitcast {bits} {raw} to {e}"))
-        if x.lanes == 1:
-            return found[0]
-        whole, t = "poison", vector(e, x.lanes)
-        for i, one in enumerate(found):
-            whole = self.let(f"insertelement {t} {whole}, {e} {one}, i64 {i}")
-        return whole
+        return self.joined(x, found)
 
     def shuffled(self, word: str, mask: str, bit: int) -> str:
         name = "llvm.nvvm.shfl.sync.bfly.i32"
@@ -172,8 +222,7 @@ class NVPTXPrinter(LLVMPrinter):
             case Low.SHARED:
                 return self.let(f"getelementptr i8, ptr addrspacecast (ptr addrspace(3) @shared to ptr), i64 {x.arg}")
             case Low.BARRIER:
-                # (not the aligned one: a branch of a few threads may lie before it)
-                self.call("llvm.nvvm.barrier.cta.sync.all", "void", "i32 0")
+                self.barrier()
                 return None
             case Low.EXCHANGE:
                 return self.exchange(x)
