@@ -16,7 +16,7 @@ from manygrad.runtime.devices.compile.together import compile_together
 from manygrad.runtime.devices.cuda.driver import gpu_of
 from manygrad.runtime.devices.cuda.graph import CUDAGraph
 from manygrad.runtime.devices.cuda.kernel import NVPTX, STORE, CUDAKernel, compile_text, version
-from manygrad.runtime.devices.cuda.memory import MemoryRange, CUDAStream
+from manygrad.runtime.devices.cuda.memory import CUDAStream, MemoryRange
 from manygrad.tensor.environment import BEAM, CHECK_OOB
 from manygrad.tensor.uop.uop import UOp
 

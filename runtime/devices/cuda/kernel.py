@@ -24,7 +24,7 @@ from manygrad.runtime.devices.compile.bounds import WORDS, report
 from manygrad.runtime.devices.compile.compiled import Renderer
 from manygrad.runtime.devices.compile.diskcache import DiskCache
 from manygrad.runtime.devices.cuda.driver import Gpu, checked, gpu_of
-from manygrad.runtime.devices.cuda.memory import MemoryRange, OwnedRange, CUDAStream
+from manygrad.runtime.devices.cuda.memory import CUDAStream, MemoryRange, OwnedRange
 from manygrad.runtime.devices.cuda.ptx import ptx_of
 from manygrad.tensor.code import code_version
 from manygrad.tensor.uop.uop import UOp
