@@ -207,6 +207,17 @@ class Cluster:
                 f"the Ray cluster has {len(nodes)} host{'s' * (len(nodes) != 1)} with {fits} CPUs in all: {there}. "
                 f"Ask for at most {fits} nodes, or add hosts with `ray start --address=...`"
             )
+        wanted = self.job.nodes * self._gpus_a_node
+        if wanted > (gpus := int(sum(n["Resources"].get("GPU", 0) for n in nodes))):
+            there = ", ".join(f"{n['NodeManagerHostname']} ({n['Resources'].get('GPU', 0):g} GPUs)" for n in nodes)
+            raise Infeasible(
+                f"--device CUDA: {self.job.nodes} nodes with {self._gpus_a_node} GPUs each need {wanted}; the Ray "
+                f"cluster has {gpus}: {there}. Ask for fewer, or start hosts with `ray start --num-gpus=...`"
+            )
+
+    @property
+    def _gpus_a_node(self) -> int:
+        return self.job.devices_per_node if self.job.device == "CUDA" else 0
 
     # ---- agents
 
@@ -223,13 +234,18 @@ class Cluster:
             from ray.util.placement_group import placement_group
             from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-            hosts = [x for x in ray.nodes() if x["Alive"] and x["Resources"].get("CPU", 0) >= 1]
-            self._group = placement_group([{"CPU": 1}] * n, strategy="STRICT_SPREAD" if len(hosts) >= n else "PACK")
+            gpus = self._gpus_a_node
+            needs = {"CPU": 1, **({"GPU": gpus} if gpus else {})}
+            options |= {"num_gpus": gpus} if gpus else {}
+            hosts = [
+                x for x in ray.nodes() if x["Alive"] and all(x["Resources"].get(k, 0) >= v for k, v in needs.items())
+            ]
+            self._group = placement_group([needs] * n, strategy="STRICT_SPREAD" if len(hosts) >= n else "PACK")
             if not self._group.wait(timeout_seconds=min(wait_s, self.job.start_timeout_s)):
                 free = ray.available_resources().get("CPU", 0)
+                also, hosts_of = f" and {n * gpus} GPUs" if gpus else "", "as many" if len(hosts) >= n else "its"
                 raise Infeasible(
-                    "the Ray cluster is busy: "
-                    f"{n} nodes need {n} free CPUs on {'as many hosts' if len(hosts) >= n else 'its hosts'}, {free:g} "
+                    f"the Ray cluster is busy: {n} nodes need {n} free CPUs{also} on {hosts_of} hosts, {free:g} CPUs "
                     "are free now. `ray status` shows who uses them; try again later or ask for fewer nodes"
                 )
         try:

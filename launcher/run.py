@@ -10,7 +10,7 @@ import sys
 import time
 from dataclasses import asdict, dataclass
 
-from manygrad.tensor.environment import MANYGRAD_PLAIN_LINKS, REGISTRY
+from manygrad.tensor.environment import CUDA_DEVICE, MANYGRAD_PLAIN_LINKS, REGISTRY
 
 from .cluster import Cluster, Place
 from .control import ControlServer
@@ -141,6 +141,8 @@ class Run:
             env["PROFILE"] = os.path.abspath(self.around.run_dir)
         if job.device:
             env["DEVICE"] = job.device
+        if local:  # (a cluster's Ray gives each agent GPUs of its own)
+            env["CUDA_DEVICE"] = str(int(CUDA_DEVICE.value) + place.local_rank * job.devices_per_node)
         if job.plain_links:
             env["MANYGRAD_PLAIN_LINKS"] = "1"
         env |= {

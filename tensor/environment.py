@@ -116,6 +116,13 @@ DEVICE = EnvVar("DEVICE", "CPU", "name", "default device of new tensors")
 OPENCL_DEVICE = EnvVar(
     "OPENCL_DEVICE", 0, "number", "the OpenCL device that OPENCL:i run on, in the order of `clinfo -l`, from 0"
 )
+CUDA_DEVICE = EnvVar(
+    "CUDA_DEVICE",
+    0,
+    "number",
+    "the GPU that CUDA:0 is, in the driver's order, from 0; CUDA:1 is the next one, after the last comes the first "
+    "(the launcher adds what the workers before it on its host have)",
+)
 THREADS = EnvVar(
     "THREADS",
     0,

@@ -36,7 +36,7 @@ settings.load_profile("manygrad")
 # tests that start processes of their own, which have deadlines: never two of them at once
 STARTS_PROCESSES = (
     *("benchmarks", "collectives/test_endpoint", "collectives/test_going_on", "collectives/test_random"),
-    *("collectives/test_reconnect", "chaos", "checkpoint/test_", "launcher"),
+    *("collectives/test_reconnect", "chaos", "cuda/test_cuda_runs", "checkpoint/test_", "launcher"),
     *("end_to_end/test_", "end_to_end/llm/test_embed", "end_to_end/llm/test_generate", "end_to_end/llm/test_serve"),
     *("multi/test_groups", "runtime/test_", "test_"),
 )

@@ -40,6 +40,7 @@ SMALLEST: dict[str, tuple[list[str], list[str]]] = {
         ["q4_1 x int8", "q6_k x float32", "bfloat16 x float32", "float32 weights / ours"],
     ),
     "embeddings.py": (["--texts", "4", "--batch", "2", "--repeats", "1"], ["MiniLM: 4 texts", "torch   -", "ours"]),
+    "gpu.py": (["--size", "0", "--repeats", "1"], ["emulated GPU", "softmax", "bfloat16 64x64x64", "MLP 784"]),
     "opencl.py": (["--size", "64", "--elements", "2000", "--repeats", "2"], ["OPENCL"]),
     "ops_vs_torch.py": (["cumsum"], ["Tensor.cumsum"]),
     "opinfo.py": (["cumsum"], ["torch is not installed"]),
@@ -85,6 +86,9 @@ def test_all_are_covered() -> None:
 def run(name: str, options: list[str], folder: Path) -> str:
     """What the benchmark prints."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("MANYGRAD_", "RAY_"))}
+    if name == "gpu.py":
+        root = FOLDER.parent
+        environment["PYTHONPATH"] = os.pathsep.join([str(root), str(root / "tests" / "cuda" / "shim")])
     command = [sys.executable, "-P", "-c", WITHOUT_TORCH, str(FOLDER / name), *options]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=90)
     assert done.returncode == 0, done.stderr

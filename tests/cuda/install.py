@@ -14,13 +14,13 @@ from tests.cuda.driver import Emulated
 def _real() -> bool:
     try:
         own: Any = importlib.import_module("cuda.bindings.driver")
-        return int(own.cuInit(0)[0]) == 0 and own.cuDeviceGetCount()[1] > 0
+        return not isinstance(own, Emulated) and int(own.cuInit(0)[0]) == 0 and own.cuDeviceGetCount()[1] > 0
     except Exception:  # (cuda-bindings has no class of its own for a driver that is not installed)
         return False
 
 
 REAL = _real()
-if not REAL:  # (for good: devices that are open keep what they have)
+if not REAL and "cuda.bindings.driver" not in sys.modules:  # (for good: devices that are open keep what they have)
     sys.modules["cuda.bindings.driver"] = Emulated()  # type: ignore[assignment]
 
 emulated = pytest.mark.skipif(REAL, reason="a GPU is there: nothing is emulated")

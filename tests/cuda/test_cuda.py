@@ -202,7 +202,7 @@ def test_an_index_out_of_range_is_named_with_check_oob() -> None:
 
 @pytest.mark.parametrize("code", [700, 719])
 def test_a_fault_says_that_the_gpu_is_lost(code: int) -> None:
-    with pytest.raises(CUDAError, match=r"a kernel that ran before has done .*CHECK_OOB=1"):
+    with pytest.raises(CUDAError, match=r"a kernel that ran before has .*CHECK_OOB=1"):
         checked((CUresult(code),), "a copy")
 
 

@@ -128,13 +128,13 @@ def test_a_ray_started_later_is_not_changed(tmp_path: Path) -> None:
     assert done.stdout.splitlines()[-1:] == ["True"], done
 
 
-def test_a_head_on_loopback_alone_is_found(tmp_path: Path) -> None:
+def test_a_head_on_loopback_alone_is_found_and_gives_each_worker_its_gpu(tmp_path: Path) -> None:
     """Ray takes the host's address for 127.0.0.1, where such a head does not listen, and asked there for ever."""
     text = """
         import os, sys
         os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
         from ray.cluster_utils import Cluster
-        small = {"object_store_memory": 80 << 20, "include_dashboard": False, "num_cpus": 2}
+        small = {"object_store_memory": 80 << 20, "include_dashboard": False, "num_cpus": 2, "num_gpus": 2}
         cluster = Cluster(initialize_head=True, head_node_args=small)
         print(cluster.address, flush=True)
         sys.stdin.read()
@@ -153,16 +153,22 @@ def test_a_head_on_loopback_alone_is_found(tmp_path: Path) -> None:
         address = head.stdout.readline().strip()
         assert address.startswith("127.0.0.1:")
         script = tmp_path / "script.py"
-        script.write_text("from manygrad import world; print('rank', world.rank)")
+        script.write_text("import os; print('GPUs', os.environ['CUDA_VISIBLE_DEVICES'])")
         command = [sys.executable, "-P", "-m", "manygrad.launcher.cli", str(script), "--nodes", "2"]
-        options = ["--address", address, "--run-dir", str(tmp_path / "run")]
+        options = ["--address", address, "--run-dir", str(tmp_path / "run"), "--device", "CUDA", "--log-ranks", "all"]
         done = subprocess.run([*command, *options], env=env, capture_output=True, text=True, timeout=120)
-        assert done.returncode == 0 and "0:0: rank 0" in done.stdout, done
+        assert done.returncode == 0, done
+        assert sorted(line[-1] for line in done.stdout.splitlines() if "GPUs" in line) == ["0", "1"], done
     finally:
         head.communicate("", timeout=60)
     options = ["--address", address, "--run-dir", str(tmp_path / "later")]
     done = subprocess.run([*command, *options], env=env, capture_output=True, text=True, timeout=120)
     assert done.returncode == 2 and "nothing answers there" in done.stderr, done
+
+
+def test_more_gpus_than_there_are(ray: Any, tmp_path: Path) -> None:
+    with pytest.raises(Infeasible, match=r"2 nodes with 2 GPUs each need 4; the Ray cluster has 0: .*--num-gpus"):
+        launch(print, nodes=2, devices_per_node=2, device="CUDA", run_dir=str(tmp_path / "run"))
 
 
 def test_more_nodes_than_fit(ray: Any, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 from manygrad.errors import CUDAError, NoCUDAError
 from manygrad.runtime.codegen.target import Machine
+from manygrad.tensor.environment import CUDA_DEVICE
 
 PACKAGE = (
     "device CUDA needs the package cuda-bindings: pip install cuda-bindings "
@@ -26,10 +27,17 @@ DRIVER = (
 )
 OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY
 # what a kernel did wrong: from then on every call of this process fails in the same way
-STICKY = {700: "an address that is not its own", 716: "an address that is not aligned", 717: "an address space that is "
-          "not its own", 718: "a wrong program counter", 719: "a fault", 714: "a hardware stack error",
-          715: "an instruction that is not one", 702: "more time than the display's watchdog allows",
-          710: "a failed assertion"}  # fmt: skip
+STICKY = {
+    700: "used an address that is not its own",
+    702: "taken more time than the display's watchdog allows",
+    710: "failed an assertion",
+    714: "overflowed the hardware's stack",
+    715: "come to an instruction that is none",
+    716: "used an address that is not aligned",
+    717: "used an address of the wrong address space",
+    718: "jumped to where no instruction is",
+    719: "failed",
+}
 VECTOR_BYTES = 16  # the widest access of a thread
 LEAST_ARCH = 70
 
@@ -52,7 +60,7 @@ def checked(answer: tuple[Any, ...], what: str) -> Any:
             raise MemoryError(f"{what}: the GPU has no memory left ({name})")
         if number in STICKY:
             raise CUDAError(
-                f"{what}: a kernel that ran before has done {STICKY[number]} ({name}); the GPU answers nothing more to "
+                f"{what}: a kernel that ran before has {STICKY[number]} ({name}); the GPU answers nothing more to "
                 "this process. CHECK_OOB=1 finds the access, DEBUG=2 names the kernels as they run"
             )
         raise CUDAError(f"{what}: {name} ({number})")
@@ -105,9 +113,10 @@ def _count() -> int:
 
 
 def gpu_of(device: int) -> Gpu:
-    """The GPU of device `CUDA:device`: with fewer GPUs than devices several of these share one."""
+    """The GPU of device `CUDA:device`, counted from CUDA_DEVICE on: with fewer GPUs than devices several of these share
+    one."""
     with _opening:
-        return _gpu(device % _count())
+        return _gpu((int(CUDA_DEVICE.value) + device) % _count())
 
 
 @cache

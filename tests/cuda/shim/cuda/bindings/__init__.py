@@ -1,0 +1,1 @@
+"""See `tests/cuda/shim/cuda/__init__.py`."""

@@ -1,0 +1,78 @@
+"""Runs of several workers on emulated GPUs: the numbers of one device, and the end of a run whose kernel faults."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cuda.install import emulated
+
+ROOT = Path(__file__).parents[2]
+TRAIN = """
+import numpy as np
+from manygrad import Tensor, nn, world
+from manygrad.nn.optim import AdamW
+
+Tensor.manual_seed(0)
+rng = np.random.default_rng(0)
+x = Tensor(rng.standard_normal((32, 12)).astype(np.float32)).shard(world.devices, axis=0)
+y = Tensor(rng.integers(0, 5, 32)).shard(world.devices, axis=0)
+model = nn.Sequential(nn.Linear(12, 16), nn.GELU(), nn.LayerNorm(16), nn.Linear(16, 5)).to(world.devices)
+optimizer = AdamW(model.parameters(), lr=0.05)
+with Tensor.train():
+    for _ in range(4):
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        print("loss", loss.numpy().tobytes().hex(), loss.item())
+print("device", model[0].weight.device)
+"""
+FAULT = """
+from manygrad import Tensor, world
+from tests.cuda.install import emulator
+emulator().tells = False
+x = Tensor.ones(64).contiguous().realize()
+if world.rank == 1:
+    for memory in emulator().memories:  # (all of it is somebody else's now)
+        memory.starts.clear(), memory.ends.clear()
+        memory._sorted = None
+print((x + 1).sum().item())
+Tensor.ones(8).shard(world.devices, axis=0).sum().item()
+"""
+
+
+def run(folder: Path, text: str, *options: str) -> subprocess.CompletedProcess[str]:
+    (folder / "train.py").write_text(text)
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "MANYGRAD_"))}
+    paths = [str(ROOT), str(ROOT / "tests" / "cuda" / "shim"), *filter(None, [env.get("PYTHONPATH")])]
+    command = [sys.executable, "-P", "-m", "manygrad.launcher.cli", str(folder / "train.py"), *options]
+    env["PYTHONPATH"] = os.pathsep.join(paths)
+    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=300, check=False)
+
+
+@emulated
+@pytest.mark.parametrize("options", [("--devices-per-node", "4"), ("--nodes", "2", "--devices-per-node", "2")])
+def test_training_gives_the_bits_of_one_device(tmp_path: Path, options: tuple[str, ...]) -> None:
+    found = []
+    for i, own in enumerate([(), options]):
+        (folder := tmp_path / str(i)).mkdir()
+        done = run(folder, TRAIN, "--device", "CUDA", *own)
+        assert done.returncode == 0, done
+        losses = re.findall(r"loss (\w+) ([\d.]+)", done.stdout)
+        assert len(losses) == 4 and float(losses[-1][1]) < float(losses[0][1]) and "CUDA" in done.stdout
+        found.append(losses)
+    assert found[0] == found[1]
+
+
+@emulated
+def test_a_fault_of_a_kernel_ends_the_run_and_is_named(tmp_path: Path) -> None:
+    done = run(tmp_path, FAULT, "--nodes", "2", "--device", "CUDA")
+    assert done.returncode == 1, done
+    assert "rank 0: stopped" in done.stderr and "running -> failed (CUDAError: CUDA:0: " in done.stderr, done.stderr
+    assert "a kernel that ran before has used an address that is not its own" in done.stderr
