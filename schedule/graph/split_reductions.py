@@ -17,6 +17,10 @@ from manygrad.tensor.uop.shape import is_buffer
 SPLIT_FROM = 32768  # elements reduced into one output
 SPLIT_OUTPUTS = 2048  # at most so many outputs
 SPLIT_PARTS = 256
+# devices of thousands of threads, each of which would go down a whole column: shorter ones are split, too
+WIDE_KINDS = frozenset({"CUDA"})
+WIDE_SPLIT_FROM = 512
+WIDE_SPLIT_OUTPUTS = 16384
 PARTS = 64  # a reduction of what lies in memory in order: at least so many, in rows of these lengths
 ROWS = (*range(4096, 511, -64), *range(4096, 511, -1))
 
@@ -28,7 +32,8 @@ def split_reduce(u: UOp) -> UOp | None:
     if not all(isinstance(d, int) for d in x.shape) or x.dtype.is_half:
         return None
     size = prod([x.shape[a] for a in axes])
-    if size < SPLIT_FROM:
+    columns = _is_wide(u) and len(x.shape) - 1 not in axes
+    if size < (WIDE_SPLIT_FROM if columns else SPLIT_FROM):
         return None
     if (
         blocks is None
@@ -37,7 +42,7 @@ def split_reduce(u: UOp) -> UOp | None:
         and (row := row_of(size)) is not None
     ):
         return in_parts(u, op, (*x.shape[: axes[0]], size // row, row), axes[0], (axes[0] + 1,))
-    if prod(u.shape) // (blocks or 1) > SPLIT_OUTPUTS:
+    if prod(u.shape) // (blocks or 1) > (WIDE_SPLIT_OUTPUTS if columns else SPLIT_OUTPUTS):
         return None
     divisors = [
         (d, a) for a in axes for d in range(2, min(SPLIT_PARTS, x.shape[a]) + 1) if x.shape[a] % d == 0 and d < size
@@ -48,6 +53,10 @@ def split_reduce(u: UOp) -> UOp | None:
     shape = (*x.shape[:axis], parts, x.shape[axis] // parts, *x.shape[axis + 1 :])
     inner_axes = tuple(sorted({a if a <= axis else a + 1 for a in axes if a != axis} | {axis + 1}))
     return in_parts(u, op, shape, axis, inner_axes)
+
+
+def _is_wide(u: UOp) -> bool:
+    return isinstance(u.device, str) and u.device.partition(":")[0] in WIDE_KINDS
 
 
 def in_parts(u: UOp, op: Ops, shape: tuple[int, ...], parts: int, inside: tuple[int, ...]) -> UOp:

@@ -73,3 +73,16 @@ def test_the_counter_sees_accesses_that_are_apart() -> None:
     assert (one.asked, one.moved) == (128, 128)
     one.count(np.zeros(32, int), np.arange(32) * 128, 4)
     assert (one.asked, one.moved) == (256, 128 + 32 * 32)
+
+
+@emulated
+def test_a_sum_down_long_columns_is_cut_into_parts() -> None:
+    """A thread would go down a whole column; along rows the threads of a group share one."""
+    from manygrad.runtime.devices import get_device
+
+    for dim, kernels in ((0, 2), (1, 1)):
+        x = Tensor(RNG.standard_normal((1024, 1024)).astype(np.float32), device="CUDA:0").realize()
+        before = emulator().counts["kernels"]
+        x.sum(dim).realize()
+        get_device("CUDA:0").synchronize()
+        assert emulator().counts["kernels"] - before == kernels, dim

@@ -15,7 +15,7 @@ import math
 from collections.abc import Iterator
 
 from manygrad.runtime.codegen.analysis.describe import size_max
-from manygrad.runtime.codegen.choose.facts import Facts, tiles_along
+from manygrad.runtime.codegen.choose.facts import Facts, order_of, tiles_along
 from manygrad.runtime.codegen.choose.reductions import Split, accumulate_in_lanes, split_of
 from manygrad.runtime.codegen.choose.threads import run_in_order
 from manygrad.runtime.codegen.kernel.dots import is_product
@@ -23,6 +23,7 @@ from manygrad.runtime.codegen.opts import Opts, Parallel, Tile, Vectorize, legal
 from manygrad.runtime.codegen.opts.bind import DIMS, Bind
 from manygrad.runtime.codegen.opts.bind_reduce import BindReduce
 from manygrad.runtime.codegen.opts.cache_shared import CacheShared
+from manygrad.runtime.codegen.opts.opt import chosen, without
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.ranges import ranges_of
 from manygrad.tensor.uop.uop import UOp
@@ -48,7 +49,7 @@ def bind_groups(facts: Facts, opts: Opts) -> Opts:
 def candidates(facts: Facts, opts: Opts, split: Split) -> Iterator[Opts]:
     """Lists, the best first; not all of them are legal."""
     if any(s.arg is not None for s in facts.sig.stores):
-        yield run_in_order(facts, opts)
+        yield from in_order(facts, opts)
         return
     if facts.main is not None:
         if facts.main not in split:
@@ -56,6 +57,18 @@ def candidates(facts: Facts, opts: Opts, split: Split) -> Iterator[Opts]:
         if split:
             yield from dealt_out(facts, opts, split)
     yield from side_by_side(facts, opts)
+
+
+def in_order(facts: Facts, opts: Opts) -> Iterator[Opts]:
+    """Stores that may meet at one address: a thread for each vector of the loop along which they never do."""
+    own = run_in_order(facts, opts)
+    if chosen(own, Parallel) is not None:
+        own = without(own, Tile)
+        r = order_of(facts, own)[0]
+        items = min(GROUP, _power_above(tiles_along(own, r, size_max(r))))
+        if items >= 2:
+            yield (*own, Bind(r.arg.id, items))
+    yield own
 
 
 # *** results side by side ***
