@@ -284,7 +284,9 @@ class Run:
                 self.write(x, args[0], np.stack([low, high], 1).reshape(-1))
                 return
             case "cvt":
-                self.write(x, args[0], converted(self.read(args[1], x.op[-1]), TYPES[x.op[-2]], modes))
+                made = converted(self.read(args[1], x.op[-1]), TYPES[x.op[-2]], modes)
+                width = self.width(args[0])  # (of a wider register the sign fills the rest)
+                self.write(x, args[0], made.astype(TYPES[f"s{8 * width}"]) if made.dtype.kind == "i" else made)
                 return
         self.write(x, args[0], self.alu(op, modes, kind, args[1:]))
 
@@ -375,6 +377,7 @@ class Run:
         to, source = x.args
         if isinstance(to, tuple):  # a register's parts
             size = int(kind[1:]) // len(to)
+            self.poisoned(x, str(source), int(kind[1:]))
             whole = self.read(str(source), kind)
             for i, name in enumerate(to):
                 if name != "_":
@@ -382,12 +385,16 @@ class Run:
         elif isinstance(source, tuple):
             size, found = int(kind[1:]) // len(source), np.zeros(len(self.ids), TYPES[kind])
             for i, name in enumerate(source):
-                if name not in self.registers:  # (a lane that nobody uses)
-                    self.write(x, name, np.full(len(self.ids), 0xA5A5, UNSIGNED[size // 8]))
+                self.poisoned(x, name, size)
                 found |= self.read(name, f"b{size}").astype(TYPES[kind]) << np.array(i * size, TYPES[kind])
             self.write(x, to, found)
         else:
             self.write(x, to, self.read(source, kind))
+
+    def poisoned(self, x: Instruction, name: str, bits: int) -> None:
+        """Lanes that nobody uses are taken apart and put together, too, and never written: they get a strange value."""
+        if name.startswith("%") and name not in self.registers and name not in self.special:
+            self.write(x, name, np.full(len(self.ids), 0xA5A5A5A5A5A5A5A5 & ((1 << bits) - 1), UNSIGNED[bits // 8]))
 
     def generic(self, x: Instruction, modes: set[str], args: list[str]) -> None:
         """cvta: between the address spaces and the generic one."""
@@ -491,7 +498,7 @@ class Run:
                 return self.local[ids[:, None], cells]
             self.local[ids[:, None], cells] = data
             return data
-        at = self.memory.check(addresses, nbytes, nbytes, what)
+        at = self.memory.check(addresses, nbytes, nbytes, what, 1 if data is None else None)
         if self.memory.traffic is not None:
             warps = self.block[ids] * self.per_block + self.thread[ids] // WARP
             self.memory.traffic.count(warps, at, nbytes)

@@ -64,7 +64,7 @@ class DeviceMemory:
         self.starts.insert(i, at)
         self.ends.insert(i, at + nbytes)
         self._sorted = None
-        self.bytes[at : at + nbytes] = POISON
+        self.bytes[at : -(-(at + nbytes) // GRAIN) * GRAIN] = POISON
         return self.base + at
 
     def free(self, address: int) -> None:
@@ -84,8 +84,15 @@ class DeviceMemory:
         at = address - self.base
         return self.bytes[at : at + nbytes]
 
-    def check(self, addresses: np.ndarray, nbytes: int, alignment: int, what: str) -> np.ndarray:
-        """The offsets of accesses of `nbytes` each. Raises Fault for the first that is outside, or is not aligned."""
+    def check(
+        self, addresses: np.ndarray, nbytes: int, alignment: int, what: str, inside: int | None = None
+    ) -> np.ndarray:
+        """The offsets of accesses of `nbytes` each. Raises Fault for the first that is outside, or is not aligned.
+
+        `inside`: how many of the bytes have to lie in a block. (Of a load whose address is a multiple of its width, LLVM
+        may make one that reads a little further than it needs, as all of it is in memory or nothing; what lies there is
+        poison.)
+        """
         if self._sorted is None:
             self._sorted = np.array(self.starts, np.int64), np.array(self.ends, np.int64)
         starts, ends = self._sorted
@@ -95,7 +102,7 @@ class DeviceMemory:
         block = np.searchsorted(starts, offsets, "right") - 1
         bad = block < 0
         if len(starts):
-            bad |= offsets + nbytes > ends[np.maximum(block, 0)]
+            bad |= offsets + (nbytes if inside is None else inside) > ends[np.maximum(block, 0)]
         else:
             bad |= True
         if bad.any():

@@ -30,12 +30,14 @@ from manygrad.runtime.devices.compile.chain import Chained
 from manygrad.runtime.devices.compile.compiled import Compiled
 from manygrad.runtime.devices.cpu.backend import COMPILED
 from manygrad.runtime.devices.cpu.kernel import CPUKernel
+from manygrad.runtime.devices.cuda.driver import gpu_of
 from manygrad.runtime.devices.host import Memory
 from manygrad.runtime.devices.opencl.driver import driver
 from manygrad.runtime.devices.target import AVX2_DOTS, host_target
 from manygrad.runtime.executors.items import KernelItem
 from manygrad.tensor.dtype import DType
 from manygrad.tensor.uop import Ops, UOp
+from tests.cuda.install import REAL
 from tests.opencl import MISSING
 
 EXAMPLES = 25
@@ -48,6 +50,7 @@ OFTEN = ("pad", "total") * 4  # steps whose chains have the most masks that hold
 POISON = 0xFF  # NaN in every type of floats, -1 or the greatest number in the others
 ZONE_BYTES = 1 << 12  # of poison on both sides of a buffer
 OPENCL_EVERY = 6  # kernels, one runs on OPENCL, too, where there is a driver (which compiles for long)
+CUDA_EVERY = 4  # kernels, one runs on the emulated GPU, too
 Program = dict[str, Any]
 COUNTS: Counter[str] = Counter()  # what has been run, which the runner prints
 
@@ -456,6 +459,24 @@ def on_device(device: Device, kernel: Any) -> Run:
     return run
 
 
+def on_gpu(device: Device, kernel: Any) -> Run:
+    """On blocks that end where the buffers do, which the emulator watches over; half of them begin at odd places."""
+
+    def run(given: list[Guarded], values: tuple[int, ...]) -> None:
+        odd = 0 if len(given) % 2 else given[0].bytes.nbytes // max(1, len(given)) % 4 * 8
+        blocks = [device.allocator.alloc(g.bytes.nbytes + odd) for g in given]
+        handles = [device.view(b, odd, g.bytes.nbytes) for b, g in zip(blocks, given)]
+        for h, g in zip(handles, given):
+            device.copyin(h, memoryview(g.bytes))
+        kernel(handles, values)
+        for h, g in zip(handles, given):
+            device.copyout(memoryview(g.bytes), h)
+        for b in blocks:
+            device.allocator.free(b, b.nbytes)
+
+    return run
+
+
 def variants(ast: UOp, rng: random.Random) -> Iterator[tuple[str, Run]]:
     """The kernel as it is made for some machines, as chosen and under random Opts, with and without checks."""
     for machine in machines():
@@ -477,6 +498,13 @@ def variants(ast: UOp, rng: random.Random) -> Iterator[tuple[str, Run]]:
         with Context(CACHE=0):
             kernel = device.compile_with(ast, opts)
         yield f"OPENCL, {list(kernel.opts)}", on_device(device, kernel)
+    if not REAL and rng.randrange(CUDA_EVERY) == 0:
+        device = get_device("CUDA")
+        opts = random_opts(ast, gpu_of(0).machine, rng) if rng.randrange(2) else None
+        with Context(CACHE=0):
+            kernel = device.compile_with(ast, opts)
+        COUNTS["on a GPU"] += 1
+        yield f"CUDA, {list(kernel.opts)}", on_gpu(device, kernel)
 
 
 class Watch:
