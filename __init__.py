@@ -16,6 +16,7 @@ from manygrad.runtime.profile.counters import GlobalCounters
 from manygrad.runtime.profile.profile import profile
 from manygrad.runtime.profile.profile import profile_program as _profile_program
 from manygrad.runtime.runtime import own as _own_runtime
+from manygrad.tensor.anomaly import detect_anomaly
 from manygrad.tensor.deferred.install import install as _put_calls_off
 from manygrad.tensor.dtype import can_cast, dtypes, finfo, iinfo
 from manygrad.tensor.dtype import promote as promote_types
@@ -44,6 +45,7 @@ __all__ = [
     "autograd",
     "broadcast_",
     "can_cast",
+    "detect_anomaly",
     "dtypes",
     "enable_grad",
     "errors",

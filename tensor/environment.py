@@ -153,6 +153,13 @@ BEAM_SPLIT = EnvVar(
 VALIDATE_WITH_CPU = EnvVar(
     "VALIDATE_WITH_CPU", 0, "flag", "run every kernel a second time on the PYTHON device and compare the outputs"
 )
+DETECT_ANOMALY = EnvVar(
+    "DETECT_ANOMALY",
+    0,
+    "level",
+    "look at what each kernel writes, and raise AnomalyError where it makes NaN (1), or infinity from finite numbers, "
+    "too (2); see `detect_anomaly`",
+)
 COLLECTIVE = EnvVar(
     "COLLECTIVE", "", "name", "force a collective algorithm (naive, ring, direct, ...); empty: the cost model chooses"
 )
