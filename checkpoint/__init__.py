@@ -11,8 +11,9 @@ A save is a pipeline: `tree.py` takes the state apart, `layout.py` says which ra
 
 from manygrad.checkpoint.api import load, save
 from manygrad.checkpoint.checkpointer import Checkpointer
+from manygrad.checkpoint.convert import convert
 from manygrad.checkpoint.replicas import check_replicas
 from manygrad.checkpoint.spikes import SpikeGuard
 from manygrad.errors import CheckpointError
 
-__all__ = ["CheckpointError", "Checkpointer", "SpikeGuard", "check_replicas", "load", "save"]
+__all__ = ["CheckpointError", "Checkpointer", "SpikeGuard", "check_replicas", "convert", "load", "save"]

@@ -23,6 +23,10 @@ def main(argv: list[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else argv
     if len(words) == 2 and words[0] in QUESTIONS and not os.path.exists(words[0]):
         return inquire(*words)
+    if words[:1] == ["convert"] and not os.path.exists(words[0]):
+        from manygrad.checkpoint.convert import main as convert  # (it loads the tensors)
+
+        return convert(words[1:])
     try:
         job = parse(words, dict(os.environ))
         if job.kind == "help":

@@ -470,7 +470,7 @@ class RealizeEngine:
         the file is mapped once, nothing is read yet."""
         device = f"DISK:{path}"
         ends = [offset + prod(shape) * dtype.itemsize for dtype, shape, offset in parts]
-        whole = Buffer(device, max(os.path.getsize(path) if os.path.exists(path) else 0, *ends), dtypes.uint8)
+        whole = Buffer(device, max([os.path.getsize(path) if os.path.exists(path) else 0, *ends]), dtypes.uint8)
         out = []
         for dtype, shape, offset in parts:
             u = UOp(Ops.BUFFER, dtype, (), BufferSpec(next(_uids), shape, dtype, device))
