@@ -6,7 +6,8 @@
         checkpoints.step(step + 1)
 
 A save is a pipeline: `tree.py` takes the state apart, `layout.py` says which rank writes which part of each tensor,
-`memory.py` copies these parts, `writer.py` writes and commits them. Loading goes the other way, through `reader.py`.
+`memory.py` copies these parts, `writer.py` writes and commits them (`remote_writer.py` to remote storage). Loading goes
+the other way, through `reader.py`.
 """
 
 from manygrad.checkpoint.api import load, save

@@ -13,6 +13,7 @@ import numpy as np
 from manygrad.checkpoint.api import Folder, attempt, placed, read, taken
 from manygrad.checkpoint.reader import CheckpointReader, Saved, committed
 from manygrad.checkpoint.replicas import check_replicas
+from manygrad.checkpoint.store import location
 from manygrad.checkpoint.tree import put
 from manygrad.checkpoint.writer import Attempt, Snapshot
 from manygrad.errors import CheckpointError, Preempted
@@ -37,7 +38,8 @@ class _RandomState:
 
 
 class Checkpointer:
-    """Saves `state` and the random generator every `every` steps into `folder`, and keeps the newest `keep`.
+    """Saves `state` and the random generator every `every` steps into `folder` (or a URL of remote storage), and keeps
+    the newest `keep`.
 
     `state`: a dict of what `checkpoint.save` takes. `asynchronous`: `step` returns when the state is copied in memory;
     a thread writes it. The next save waits for it, an error of it is raised at the next call, and the process ends
@@ -59,7 +61,7 @@ class Checkpointer:
             raise ValueError(
                 f"Checkpointer: the state is a dict, without {RNG!r}, which is the random generator's place"
             )
-        self.folder = None if folder is None else os.path.abspath(folder)
+        self.folder = None if folder is None else location(folder)
         self.state, self.every, self.keep = state, every, keep
         self.asynchronous, self.on_error, self.timeout_s = asynchronous, on_error, timeout_s
         self.check_every = check_every

@@ -20,7 +20,8 @@ import numpy as np
 
 from manygrad.checkpoint.api import load, save
 from manygrad.checkpoint.index import NAME
-from manygrad.checkpoint.reader import committed
+from manygrad.checkpoint.reader import committed, is_checkpoint
+from manygrad.checkpoint.store import is_remote, location
 from manygrad.checkpoint.tree import flatten
 from manygrad.errors import EXIT_USAGE, CheckpointError
 from manygrad.nn.state import dcp_load, safe_load, safe_save, torch_load, torch_save
@@ -47,11 +48,13 @@ def convert(src: str | os.PathLike[str], dst: str | os.PathLike[str], *, to: For
     tensor is not larger. ValueError and CheckpointError say what cannot be read, or written so. Cost: the state in
     memory.
     """
-    source, target = os.path.abspath(src), os.path.abspath(dst)
+    source, target = location(src), location(dst)
     if source == target:
         raise ValueError(f"{dst} is what is read; give another path")
     kind, state = read_any(source)
-    to = to or _format(target, kind)
+    to = to or ("checkpoint" if is_remote(target) else _format(target, kind))
+    if is_remote(target) and to != "checkpoint":
+        raise ValueError(f"{dst} is remote storage, to which checkpoints are written; {to} needs a local path")
     state = _part(state, key, source) if key else state
     state = {below: state} if below else state
     if to == "torch":
@@ -63,6 +66,8 @@ def convert(src: str | os.PathLike[str], dst: str | os.PathLike[str], *, to: For
 
 def read_any(path: str) -> tuple[Format, Any]:
     """What kind of files stand at `path`, and the state in them."""
+    if is_remote(path):
+        return "checkpoint", load(path, None)
     if not os.path.exists(path):
         raise ValueError(f"{path} does not exist; give a file or a folder")
     if not os.path.isdir(path):
@@ -71,7 +76,7 @@ def read_any(path: str) -> tuple[Format, Any]:
         return "torch", torch_load(path)
     if is_dcp(path):
         return "torch", dcp_load(path)
-    if os.path.exists(os.path.join(path, NAME)) or committed(path):
+    if is_checkpoint(path) or committed(path):
         return "checkpoint", load(path, None)
     names = sorted(os.listdir(path))
     indices = [n for n in names if n.endswith(".safetensors.index.json")]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib.util
 import os
+import runpy
 import signal
 import sys
 import traceback
@@ -24,9 +25,8 @@ def main(argv: list[str] | None = None) -> int:
     if len(words) == 2 and words[0] in QUESTIONS and not os.path.exists(words[0]):
         return inquire(*words)
     if words[:1] == ["convert"] and not os.path.exists(words[0]):
-        from manygrad.checkpoint.convert import main as convert  # (it loads the tensors)
-
-        return convert(words[1:])
+        sys.argv = ["launcher convert", *words[1:]]
+        runpy.run_module("manygrad.checkpoint.convert", run_name="__main__")  # (which ends by SystemExit)
     try:
         job = parse(words, dict(os.environ))
         if job.kind == "help":
