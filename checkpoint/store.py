@@ -35,7 +35,7 @@ def is_remote(folder: str) -> bool:
     return "://" in folder
 
 
-class Store(Protocol):
+class CheckpointStore(Protocol):
     """What reading a checkpoint asks of a file system. Errors are OSErrors."""
 
     def names(self, folder: str) -> list[str]:
@@ -157,5 +157,5 @@ def remote_store(folder: str) -> RemoteStore:
         raise CheckpointError(f"{folder} cannot be opened: {e}; install the driver of its scheme, or correct it") from e
 
 
-def store_of(folder: str) -> Store:
+def store_of(folder: str) -> CheckpointStore:
     return remote_store(folder) if is_remote(folder) else LOCAL
