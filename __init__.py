@@ -21,6 +21,7 @@ from manygrad.tensor.deferred.install import install as _put_calls_off
 from manygrad.tensor.dtype import can_cast, dtypes, finfo, iinfo
 from manygrad.tensor.dtype import promote as promote_types
 from manygrad.tensor.engine import register as _register
+from manygrad.tensor.environment import FAILED_STEPS as _FAILED_STEPS
 from manygrad.tensor.environment import Context
 from manygrad.tensor.function import function
 from manygrad.tensor.grad_mode import enable_grad, is_grad_enabled, no_grad, set_grad_enabled
@@ -33,6 +34,10 @@ _put_calls_off()
 world = _own_runtime.world
 
 _profile_program()
+if _FAILED_STEPS.value:
+    from manygrad.runtime.engine.failed_step import watch_this_process as _watch_this_process
+
+    _watch_this_process()
 
 __version__ = "0.1.0"
 __all__ = [

@@ -64,7 +64,7 @@ class DiLoCo:
 
     @property
     def param_groups(self) -> list[Any]:
-        """Those of the inner optimiser, for schedules."""
+        """The groups of the inner optimiser."""
         return self.inner.param_groups
 
     def zero_grad(self, set_to_none: bool = True) -> None:
