@@ -18,6 +18,7 @@ T = TypeVar("T")
 TRIES = 5  # of an operation of a remote store
 FIRST_WAIT_S = 0.1  # between tries, then twice as long after each
 PIECE = 64 << 20
+OBJECT_STORES = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oci", "oss", "b2"}
 # what another try does not change
 FINAL = (FileNotFoundError, FileExistsError, PermissionError, NotADirectoryError, IsADirectoryError)
 
@@ -129,7 +130,10 @@ class RemoteStore:
         self._do(path, put_at_once if sum(map(len, data)) <= PIECE else put)
 
     def make_folder(self, path: str) -> None:
-        self._do(path, lambda: self.fs.makedirs(path, exist_ok=True))
+        """In an object store there are no folders to make; asked for one it would make a bucket that is missing."""
+        names = self.fs.protocol if isinstance(self.fs.protocol, (tuple, list)) else (self.fs.protocol,)
+        if OBJECT_STORES.isdisjoint(names):
+            self._do(path, lambda: self.fs.makedirs(path, exist_ok=True))
 
     def remove(self, path: str) -> None:
         """A file, or a folder with all in it; it may have gone already."""

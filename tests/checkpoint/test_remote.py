@@ -213,6 +213,19 @@ def test_death_at_any_operation_leaves_a_whole_checkpoint(halves: bool, monkeypa
     assert not died and ends == {2, 3}
 
 
+def test_a_bucket_that_is_missing_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """s3fs makes it where it is asked for a folder in it: a name that was mistyped would be a new bucket."""
+
+    def makedirs(self: Any, path: str, exist_ok: bool = False) -> None:
+        raise AssertionError(f"makedirs of {path}")
+
+    monkeypatch.setattr(Faulty, "makedirs", makedirs)
+    with pytest.raises(CheckpointError, match="AssertionError: makedirs of"):
+        save("faulty://run", state(1), 1)
+    monkeypatch.setattr(Faulty, "protocol", ("s3", "s3a"))
+    save("faulty://run", state(1), 1)
+
+
 def test_without_fsspec_and_without_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(CheckpointError, match="nosuch://run cannot be opened.*nosuch"):
         save("nosuch://run", state(1), 1)

@@ -1,13 +1,15 @@
 """Writes `torch/dcp/`, a checkpoint of two processes of torch.distributed, and `torch/state.pt`, what torch.save makes
 of the same; `test_convert.py` reads them.
 
-    python -m tests.checkpoint.torch_files        (where torch is installed; the files were made by 2.13)
+    python -m tests.checkpoint.torch_files            (where torch is installed; the files were made by 2.13)
+    python -m tests.checkpoint.torch_files --check    has torch read what we make of them
 """
 
 from __future__ import annotations
 
 import os
 import shutil
+import sys
 from pathlib import Path
 
 FOLDER = Path(__file__).parent / "torch"
@@ -56,5 +58,29 @@ def main() -> None:
     torch.multiprocessing.spawn(write, nprocs=2)
 
 
+def check() -> None:
+    """Torch's files into ours, and back: torch reads the same tensors and values."""
+    import tempfile
+
+    import torch
+    from safetensors.torch import load_file
+
+    from manygrad.checkpoint import convert
+
+    want = torch.load(FOLDER / "state.pt")
+    with tempfile.TemporaryDirectory() as folder:
+        convert(FOLDER / "dcp", f"{folder}/ours")
+        back = torch.load(convert(f"{folder}/ours", f"{folder}/state.pt"))
+        shards = convert(f"{folder}/ours", f"{folder}/shards", key="model", shard_nbytes=200)
+        files = sorted(Path(shards).glob("*.safetensors"))
+        pieces = {name: t for file in files for name, t in load_file(file).items()}
+    assert (back["step"], back["names"][::2], back["empty"].shape) == (3, ["a", None], want["empty"].shape)
+    for name, t in want["model"].items():
+        assert torch.equal(back["model"][name], t) and torch.equal(pieces[name], t) and pieces[name].dtype == t.dtype
+    assert torch.equal(back["optimizer"]["state"]["0"]["exp_avg"], want["optimizer"]["state"][0]["exp_avg"])
+    assert back["optimizer"]["param_groups"] == want["optimizer"]["param_groups"]
+    print(f"torch {torch.__version__} reads the same from one file and from {len(files)} shards")
+
+
 if __name__ == "__main__":
-    main()
+    check() if "--check" in sys.argv else main()
