@@ -37,15 +37,18 @@ model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 2), nn.Linear(2, 2))
 for name, p in model.state_dict().items():
     p.shard_(world.devices, 0 if name == "0.weight" else None)
 optimizer = nn.optim.AdamW(model.parameters(), lr=0.01)
-checkpoints = Checkpointer(Path(out).parent / "checkpoints", {"model": model, "optimizer": optimizer}, check_every=3)
+folder, flipped = Path(out).parent / "checkpoints", Path(out).parent / "flipped"
+checkpoints = Checkpointer(folder, {"model": model, "optimizer": optimizer}, every=3, check_every=3)
+begun = checkpoints.resume() if how == "restart" else 0
 own = Tensor(np.full(4, float(world.rank), np.float32)) if how == "own" else Tensor.ones(4)
 error = ""
 try:
-    for step in range(6):
+    for step in range(begun, 9 if how == "restart" else 6):
         optimizer.zero_grad()
         model(Tensor.ones(8, 8).shard(world.devices, axis=0)).square().mean().backward()
         optimizer.step()
-        if how == "flip" and step == 3 and world.rank == 1:  # one bit, as of broken memory
+        if how in ("flip", "restart") and step == 3 and world.rank == 1 and not flipped.exists():
+            flipped.touch()  # one bit, as of broken memory
             uop = model[1].bias.realize().uop
             (held,) = [b for b in storage(memory(uop)) if b is not None]
             held.as_numpy().view(np.uint8).reshape(-1)[4 * contiguous_offset(uop, memory(uop)) + 2] ^= 4
@@ -54,17 +57,19 @@ try:
         steps.append(step)
         checkpoints.step(step + 1)
 except ReplicasDiffer as e:
+    if how == "restart":
+        raise
     error = str(e)
 Path(f"{out}.{world.rank}").write_text(json.dumps([steps, error]))
 """
 
 
-def run(how: str, nodes: int, folder: Path) -> list[Any]:
+def run(how: str, nodes: int, folder: Path, *options: str) -> list[Any]:
     script = folder / "script.py"
     script.write_text(SCRIPT)
     launcher = [sys.executable, "-P", "-m", "manygrad.launcher.cli", str(script), "--nodes", str(nodes)]
     done = subprocess.run(
-        [*launcher, "--run-dir", str(folder / "run"), "--", how, str(folder / "out")],
+        [*launcher, *options, "--run-dir", str(folder / "run"), "--", how, str(folder / "out")],
         env={**os.environ, "THREADS": "1"},
         cwd=folder,
         capture_output=True,
@@ -72,6 +77,7 @@ def run(how: str, nodes: int, folder: Path) -> list[Any]:
         timeout=240,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+    folder.joinpath("said").write_text(done.stderr)
     return [json.loads((folder / f"out.{rank}").read_text()) for rank in range(nodes)]
 
 
@@ -81,6 +87,14 @@ def test_one_bit_that_turned_over_is_found_by_all_ranks(tmp_path: Path) -> None:
         assert error.startswith(
             "after step 6: the copies of 'model.1.bias' (float32 (2,)) differ: rank 1 has other bits"
         )
+
+
+def test_a_run_with_restarts_goes_on_before_it(tmp_path: Path) -> None:
+    assert run("restart", 2, tmp_path, "--max-restarts", "1") == [[[3, 4, 5, 6, 7, 8], ""]] * 2
+    said = (tmp_path / "said").read_text()
+    assert "ReplicasDiffer: after step 6: the copies of 'model.1.bias'" in said, said
+    names = {p.name for p in (tmp_path / "checkpoints").iterdir()}
+    assert names == {"step-00000003", "step-00000006", "step-00000009"}
 
 
 def test_values_of_a_rank_of_its_own_are_named(tmp_path: Path) -> None:
