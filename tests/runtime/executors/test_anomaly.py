@@ -11,6 +11,7 @@ import pytest
 from manygrad import Context, Tensor, TinyJit, autograd, detect_anomaly, nn
 from manygrad.errors import AnomalyError
 from manygrad.runtime.devices import python
+from manygrad.tensor.environment import JIT
 from manygrad.tensor.uop import Ops
 from tests.opencl import needs_opencl
 from tests.schedule.programs import linear_of, stored
@@ -77,6 +78,31 @@ def test_infinity_may_be_left_out_and_everything() -> None:
     with detect_anomaly(check_nan=False):
         assert np.isnan(floats(-1).log().item())
     assert np.isnan(floats(-1).log().item())
+
+
+def is_seen() -> bool:
+    try:
+        floats(-1).log().item()
+    except AnomalyError:
+        return True
+    return False
+
+
+def test_it_is_set_from_here_on_and_back() -> None:
+    with Context(JIT=2):
+        autograd.set_detect_anomaly(True)
+        assert is_seen() and JIT.value == 0
+        with autograd.set_detect_anomaly(False):
+            assert not is_seen() and JIT.value == 2
+        assert is_seen()
+        with autograd.set_detect_anomaly(True, check_nan=False):
+            assert not is_seen()
+        autograd.set_detect_anomaly(True)
+        autograd.set_detect_anomaly(False)
+        assert not is_seen() and JIT.value == 2
+        autograd.set_detect_anomaly(False)
+        assert not is_seen() and JIT.value == 2
+    assert not is_seen() and JIT.value != 2
 
 
 def test_the_backward_pass_and_the_line_of_a_function() -> None:
