@@ -17,7 +17,7 @@ from manygrad import Tensor, nn
 from manygrad.checkpoint import convert, load, save
 from manygrad.nn.state import dcp_load, safe_load, safe_save, torch_load
 
-MADE = Path(__file__).parent / "torch"  # by torch_files.py
+MADE = Path(__file__).parent / "made_by_torch"  # by torch_files.py
 WHOLE = np.arange(35, dtype=np.float32).reshape(7, 5)
 
 

@@ -1,5 +1,5 @@
-"""Writes `torch/dcp/`, a checkpoint of two processes of torch.distributed, and `torch/state.pt`, what torch.save makes
-of the same; `test_convert.py` reads them.
+"""Writes `made_by_torch/dcp/`, a checkpoint of two processes of torch.distributed, and `state.pt`, what torch.save
+makes of the same; `test_convert.py` reads them.
 
     python -m tests.checkpoint.torch_files            (where torch is installed; the files were made by 2.13)
     python -m tests.checkpoint.torch_files --check    has torch read what we make of them
@@ -12,7 +12,7 @@ import shutil
 import sys
 from pathlib import Path
 
-FOLDER = Path(__file__).parent / "torch"
+FOLDER = Path(__file__).parent / "made_by_torch"
 
 
 def write(rank: int) -> None:
