@@ -16,10 +16,12 @@ from manygrad.runtime.profile.counters import GlobalCounters
 from manygrad.runtime.profile.profile import profile
 from manygrad.runtime.profile.profile import profile_program as _profile_program
 from manygrad.runtime.runtime import own as _own_runtime
+from manygrad.tensor.anomaly import detect_anomaly
 from manygrad.tensor.deferred.install import install as _put_calls_off
 from manygrad.tensor.dtype import can_cast, dtypes, finfo, iinfo
 from manygrad.tensor.dtype import promote as promote_types
 from manygrad.tensor.engine import register as _register
+from manygrad.tensor.environment import FAILED_STEPS as _FAILED_STEPS
 from manygrad.tensor.environment import Context
 from manygrad.tensor.function import function
 from manygrad.tensor.grad_mode import enable_grad, is_grad_enabled, no_grad, set_grad_enabled
@@ -32,6 +34,10 @@ _put_calls_off()
 world = _own_runtime.world
 
 _profile_program()
+if _FAILED_STEPS.value:
+    from manygrad.runtime.engine.failed_step import watch_this_process as _watch_this_process
+
+    _watch_this_process()
 
 __version__ = "0.1.0"
 __all__ = [
@@ -44,6 +50,7 @@ __all__ = [
     "autograd",
     "broadcast_",
     "can_cast",
+    "detect_anomaly",
     "dtypes",
     "enable_grad",
     "errors",

@@ -7,11 +7,13 @@
         ProtocolError, WireError    bytes of another process that are no valid message
         ArenaFull                   the memory shared with other workers is used up
         CollectiveError             between workers
-            CollectiveTimeout, PlanTimeout, CollectiveAborted, NoRank, PlanMismatch, PeerLost, TransportError
+            CollectiveTimeout, PlanTimeout, CollectiveAborted, NoRank, PlanMismatch, ReplicasDiffer, PeerLost,
+            TransportError
         LostValue                   a tensor has no value any more
         ProgramError                a collective's program is wrong: a bug of manygrad
         CheckpointError             a checkpoint was not saved, or cannot be loaded
             OtherRankFailed
+        AnomalyError                NaN or infinity where it is looked for, a loss that goes up again and again
         NoOrder                     assignments and readers that wait for each other
         JitError                    a captured function was called with what it cannot take
         OutOfBoundsError            a kernel's access outside of its buffer (CHECK_OOB)
@@ -158,6 +160,11 @@ class PlanMismatch(CollectiveError):
         return str(self.fields["difference"])
 
 
+class ReplicasDiffer(CollectiveError):
+    """Ranks hold other bits of a tensor that all should hold alike (`checkpoint.check_replicas`): the text names the
+    tensor, the rank and the step."""
+
+
 class PeerLost(CollectiveError):
     """A peer's process ended, or its connection broke. Fields: rank, peer, waited_for, evidence."""
 
@@ -206,6 +213,10 @@ class OtherRankFailed(CheckpointError):
 
 class LostValue(ManygradError, RuntimeError):
     """A tensor has no value any more: an assignment has failed, its worker has left its world, or this is a fork."""
+
+
+class AnomalyError(ManygradError, FloatingPointError):
+    """A kernel has made NaN or infinity (`detect_anomaly`), or a loss has gone up again and again (`SpikeGuard`)."""
 
 
 class NoOrder(ManygradError, RuntimeError):

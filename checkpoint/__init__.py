@@ -6,11 +6,15 @@
         checkpoints.step(step + 1)
 
 A save is a pipeline: `tree.py` takes the state apart, `layout.py` says which rank writes which part of each tensor,
-`memory.py` copies these parts, `writer.py` writes and commits them. Loading goes the other way, through `reader.py`.
+`memory.py` copies these parts, `writer.py` writes and commits them (`remote_writer.py` to remote storage). Loading goes
+the other way, through `reader.py`.
 """
 
 from manygrad.checkpoint.api import load, save
 from manygrad.checkpoint.checkpointer import Checkpointer
+from manygrad.checkpoint.convert import convert
+from manygrad.checkpoint.replicas import check_replicas
+from manygrad.checkpoint.spikes import SpikeGuard
 from manygrad.errors import CheckpointError
 
-__all__ = ["CheckpointError", "Checkpointer", "load", "save"]
+__all__ = ["CheckpointError", "Checkpointer", "SpikeGuard", "check_replicas", "convert", "load", "save"]

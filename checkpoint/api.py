@@ -8,7 +8,9 @@ from typing import Any
 
 from manygrad.checkpoint.index import NAME
 from manygrad.checkpoint.memory import Loaded, snapshot
-from manygrad.checkpoint.reader import CheckpointReader, committed
+from manygrad.checkpoint.reader import CheckpointReader, committed, is_checkpoint
+from manygrad.checkpoint.remote_writer import RemoteAttempt
+from manygrad.checkpoint.store import is_remote, location
 from manygrad.checkpoint.tree import MISSING, check_keys, flatten, put, unflatten
 from manygrad.checkpoint.writer import Attempt, Snapshot
 from manygrad.errors import CheckpointError
@@ -42,7 +44,9 @@ def attempt(folder: Folder, keep: int | None, timeout_s: float | None) -> Attemp
     world = current().world
     limit_s = float(COLLECTIVE_TIMEOUT_S.value) if timeout_s is None else timeout_s
     job = f"{world.job}-{os.getpid() if world.size == 1 else world.epoch}"
-    return Attempt(os.path.abspath(folder), world.rank, world.size, job, next(_numbers), keep, limit_s)
+    where = location(folder)
+    kind = RemoteAttempt if is_remote(where) else Attempt
+    return kind(where, world.rank, world.size, job, next(_numbers), keep, limit_s)
 
 
 def taken(state: Any, step: int) -> Snapshot:
@@ -68,8 +72,8 @@ def load(folder: Folder, state: Any) -> Any:
     how tensors are cut, may be others than when it was saved; each worker reads what it will hold. KeyError and
     ValueError: it is the state of something else; CheckpointError: there is none, or it is damaged.
     """
-    folder = os.path.abspath(folder)
-    if not os.path.exists(os.path.join(folder, NAME)):
+    folder = location(folder)
+    if not is_checkpoint(folder):
         if not (found := committed(folder)):
             raise CheckpointError(
                 f"{folder} has no {NAME}, so it is no checkpoint, nor are there any in it; look for its path"

@@ -12,6 +12,8 @@ import numpy as np
 
 from manygrad.checkpoint.api import Folder, attempt, placed, read, taken
 from manygrad.checkpoint.reader import CheckpointReader, Saved, committed
+from manygrad.checkpoint.replicas import check_replicas
+from manygrad.checkpoint.store import location
 from manygrad.checkpoint.tree import put
 from manygrad.checkpoint.writer import Attempt, Snapshot
 from manygrad.errors import CheckpointError, Preempted
@@ -36,28 +38,33 @@ class _RandomState:
 
 
 class Checkpointer:
-    """Saves `state` and the random generator every `every` steps into `folder`, and keeps the newest `keep`.
+    """Saves `state` and the random generator every `every` steps into `folder` (or a URL of remote storage), and keeps
+    the newest `keep`.
 
     `state`: a dict of what `checkpoint.save` takes. `asynchronous`: `step` returns when the state is copied in memory;
     a thread writes it. The next save waits for it, an error of it is raised at the next call, and the process ends
-    after it. `on_error`: "raise" a CheckpointError where a save fails, or "warn" of it and go on. `folder` None:
-    nothing is saved and every run begins at step 0.
+    after it. `check_every`: every so many steps, and before the step is saved, `check_replicas` compares the state's
+    bits over all ranks. `on_error`: "raise" a CheckpointError where a save fails, or "warn" of it and go on. `folder`
+    None: nothing is saved and every run begins at step 0.
     """
 
     def __init__(self, folder: Folder | None, state: dict[str, Any], *, every: int = 100, keep: int | None = 3,
                  asynchronous: bool = False, on_error: Literal["raise", "warn"] = "raise",
-                 timeout_s: float | None = None):  # fmt: skip
-        if every < 1 or (keep is not None and keep < 1):
-            raise ValueError(f"Checkpointer: every and keep are at least 1, not {every} and {keep}")
+                 timeout_s: float | None = None, check_every: int | None = None):  # fmt: skip
+        if any(n is not None and n < 1 for n in (every, keep, check_every)):
+            raise ValueError(
+                f"Checkpointer: every, keep and check_every are at least 1, not {every}, {keep} and {check_every}"
+            )
         if on_error not in ("raise", "warn"):
             raise ValueError(f'Checkpointer: on_error is "raise" or "warn", not {on_error!r}')
         if not isinstance(state, dict) or RNG in state:
             raise ValueError(
                 f"Checkpointer: the state is a dict, without {RNG!r}, which is the random generator's place"
             )
-        self.folder = None if folder is None else os.path.abspath(folder)
+        self.folder = None if folder is None else location(folder)
         self.state, self.every, self.keep = state, every, keep
         self.asynchronous, self.on_error, self.timeout_s = asynchronous, on_error, timeout_s
+        self.check_every = check_every
         self._threads = Threads()
         self._thread: ScopedThread | None = None
         self._error: CheckpointError | None = None
@@ -70,6 +77,8 @@ class Checkpointer:
     def step(self, step: int) -> None:
         """`step` steps are done: saves if it is time. Every rank must call it. Where the launcher or a worker got
         SIGTERM, saves, and ends the script by `Preempted`."""
+        if self.check_every is not None and step % self.check_every == 0:
+            check_replicas(self.state, step)
         if self.folder is None:
             return
         hooks = current().communication.hooks
@@ -152,7 +161,7 @@ class Checkpointer:
         state = {**self.state, RNG: _RandomState()}
         before: Saved | None = None
         damaged: list[str] = []
-        while (saved := self._newest(before)) is not None:
+        while (saved := self.newest(before)) is not None:
             loaded, why = None, ""
             try:
                 loaded = read(CheckpointReader(saved.path), state)
@@ -173,9 +182,11 @@ class Checkpointer:
             )
         return 0
 
-    def _newest(self, before: Saved | None) -> Saved | None:
-        """The newest checkpoint (before that one), as rank 0 sees it."""
-        assert self.folder is not None
+    def newest(self, before: Saved | None = None) -> Saved | None:
+        """The newest checkpoint (before that one), as rank 0 sees it; every rank must call it."""
+        self.finish()
+        if self.folder is None:
+            return None
         number, error = -1, None
         if current().world.rank == 0:
             try:

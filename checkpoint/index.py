@@ -13,17 +13,20 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from math import prod
 from typing import Any
 from zlib import crc32
 
 from manygrad.checkpoint.disk_errors import errors_of
 from manygrad.checkpoint.layout import Bounds
+from manygrad.checkpoint.store import store_of
 from manygrad.errors import CheckpointError
 from manygrad.nn.state.safetensors import CODES
 
 NAME, FORMAT = "index.json", "manygrad checkpoint 1"
 CHUNK = 1 << 20
+_BESIDE = re.compile(r"\.\./parts-[^/]+/part-\d+\.safetensors")  # in remote storage (`remote_writer.py`)
 _HEAD, _MIDDLE, _TAIL = b'{"checksum": "', b'", "index": ', b"}\n"
 
 
@@ -42,9 +45,9 @@ def encode(index: dict[str, Any]) -> bytes:
 
 def read_index(folder: str) -> dict[str, Any]:
     """The index of a checkpoint, of which all files have their sizes. CheckpointError if it is damaged."""
-    path = os.path.join(folder, NAME)
-    with errors_of("reading", path), open(path, "rb") as f:
-        raw = f.read()
+    path, store = os.path.join(folder, NAME), store_of(folder)
+    with errors_of("reading", path):
+        raw = bytes(store.read(path))
     at = len(_HEAD) + 32
     body = raw[at + len(_MIDDLE) : len(raw) - len(_TAIL)]
     if raw != _HEAD + _digest(body) + _MIDDLE + body + _TAIL:
@@ -55,16 +58,23 @@ def read_index(folder: str) -> dict[str, Any]:
             f"{path} has the format {index.get('format')!r}, not {FORMAT!r}; load it where it was made"
         )
     for name, about in index["files"].items():
-        if os.path.basename(name) != name:
+        if os.path.basename(name) != name and not _BESIDE.fullmatch(name):
             raise CheckpointError(f"{path} names the file {name!r}, which is not in its folder; use another one")
-        file = os.path.join(folder, name)
-        with errors_of("reading", file), open(file, "rb") as f:
-            size, header = os.fstat(f.fileno()).st_size, f.read(about["header"])
+        file = path_of(folder, name)
+        with errors_of("reading", file):
+            size, header = store.size(file), store.read(file, 0, about["header"])
         if size != about["nbytes"]:
             raise CheckpointError(f"{file} has {size} bytes, {about['nbytes']} were written; use another checkpoint")
         if crc32(header) != about["crc32"]:
             raise CheckpointError(f"{file} is damaged: the checksum of its header is wrong; use another checkpoint")
     return index
+
+
+def path_of(folder: str, file: str) -> str:
+    """Where a file of the checkpoint in `folder` lies; its name may begin with `../parts-`."""
+    if file.startswith("../"):
+        return os.path.join(os.path.dirname(folder), file.removeprefix("../"))
+    return os.path.join(folder, file)
 
 
 def box_of(part: dict[str, Any]) -> Bounds:

@@ -10,8 +10,9 @@ from zlib import crc32
 import numpy as np
 
 from manygrad.checkpoint.disk_errors import errors_of
-from manygrad.checkpoint.index import CHUNK, box_of, nbytes_of, read_index
+from manygrad.checkpoint.index import CHUNK, NAME, box_of, nbytes_of, path_of, read_index
 from manygrad.checkpoint.layout import Bounds, common, size, within
+from manygrad.checkpoint.store import is_remote, store_of
 from manygrad.errors import CheckpointError
 from manygrad.nn.state.safetensors import CODES
 from manygrad.tensor.dtype import DType
@@ -31,18 +32,29 @@ def committed(folder: str) -> list[Saved]:
     """The checkpoints in `folder`, the newest first; none where there is no such folder."""
     with errors_of("looking for checkpoints in", folder):
         try:
-            names = os.listdir(folder)
+            names = store_of(folder).names(folder)
         except FileNotFoundError:
             return []
-    found = [(m, os.path.join(folder, name)) for name in names if (m := COMMITTED.fullmatch(name))]
+        found = [(m, os.path.join(folder, name)) for name in names if (m := COMMITTED.fullmatch(name))]
+    if is_remote(folder):  # (where the index is the commit; a local folder gets its name when it is whole)
+        found = [(m, path) for m, path in found if is_checkpoint(path)]
     return sorted((Saved(int(m[1]), int(m[2] or 0), path) for m, path in found), reverse=True)
+
+
+def is_checkpoint(folder: str) -> bool:
+    """Whether a folder is a checkpoint itself."""
+    with errors_of("looking into", folder):
+        try:
+            return NAME in store_of(folder).names(folder)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
 
 
 class CheckpointReader:
     """The checkpoint in `folder`. CheckpointError on whatever in it is not as it was written."""
 
     def __init__(self, folder: str):
-        self.folder = folder
+        self.folder, self.store = folder, store_of(folder)
         self.index: dict[str, Any] = read_index(folder)
 
     def about(self, name: str) -> tuple[tuple[int, ...], DType]:
@@ -74,13 +86,11 @@ class CheckpointReader:
         first = (rows[0][0] - part["start"][0]) * row if rows else 0
         last = first + size(rows) * CODES[code].itemsize
         begin, end = first // CHUNK * CHUNK, min(-(-last // CHUNK) * CHUNK, total)
-        path = os.path.join(self.folder, part["file"])
-        data = bytearray(end - begin)
-        with errors_of("reading", path), open(path, "rb", buffering=0) as f:
-            f.seek(part["offset"] + begin)
-            view, at = memoryview(data), 0
-            while at < len(data) and (n := f.readinto(view[at:])):
-                at += n
+        path = path_of(self.folder, part["file"])
+        with errors_of("reading", path):
+            data = self.store.read(path, part["offset"] + begin, end - begin)
+        data += bytes(end - begin - len(data))  # (where the file ends before)
+        view = memoryview(data)
         for at in range(0, len(data), CHUNK):
             if crc32(view[at : at + CHUNK]) != part["crc32"][(begin + at) // CHUNK]:
                 raise CheckpointError(

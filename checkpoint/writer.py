@@ -28,7 +28,7 @@ import numpy as np
 from manygrad.checkpoint.disk_errors import errors_of
 from manygrad.checkpoint.index import NAME, checksums, encode, merged
 from manygrad.checkpoint.layout import TensorPart
-from manygrad.checkpoint.reader import CheckpointReader, committed
+from manygrad.checkpoint.reader import CheckpointReader, Saved, committed
 from manygrad.errors import CheckpointError, OtherRankFailed
 
 LOOK_S = 0.005  # between looks for the other ranks, at first; then ever longer ones, up to
@@ -102,38 +102,13 @@ class Attempt:
     # *** parts ***
 
     def _write_parts(self, at: str, snapshot: Snapshot) -> None:
-        file = f"part-{self.rank:05d}.safetensors"
-        header: dict[str, Any] = {"__metadata__": {"step": str(snapshot.step), "rank": str(self.rank)}}
-        arrays: list[np.ndarray] = []
-        tensors: dict[str, Any] = {}
-        offset = 0
-        for name, (code, shape, parts, own) in snapshot.tensors.items():
-            boxes = [p.box for p in parts if p.owner == self.rank]
-            about = tensors[name] = {"dtype": code, "shape": list(shape), "parts": []}
-            for box, array in zip(boxes, own):
-                start, dims = [a for a, _ in box], [b - a for a, b in box]
-                whole = tuple(dims) == tuple(shape)
-                key = name if whole else f"{name}[{', '.join(f'{a}:{b}' for a, b in box)}]"
-                header[key] = {"dtype": code, "shape": dims, "data_offsets": [offset, offset + array.nbytes]}
-                about["parts"].append({"start": start, "shape": dims, "file": file, "offset": offset})
-                arrays.append(array)
-                offset += array.nbytes
-        text = json.dumps(header).encode()
-        text += b" " * (-len(text) % 8)
-        head = struct.pack("<Q", len(text)) + text
-        written = iter(arrays)
-        for about in tensors.values():
-            for part in about["parts"]:
-                part["offset"] += len(head)
-                part["crc32"] = checksums(_bytes(next(written)))
-        with open(os.path.join(at, file), "wb", buffering=0) as f:
-            for data in (memoryview(head), *map(_bytes, arrays)):
-                _write_all(f, data)
+        data, about = part_file(self.rank, snapshot)
+        with open(os.path.join(at, f"part-{self.rank:05d}.safetensors"), "wb", buffering=0) as f:
+            for part in data:
+                _write_all(f, part)
             os.fsync(f.fileno())
-        files = {file: {"nbytes": len(head) + offset, "header": len(head), "crc32": crc32(head)}}
-        text = json.dumps({"files": files, "tensors": tensors}).encode()
         _sync_folder(at)  # (before the description, after which rank 0 may rename it)
-        _write_file(os.path.join(at, f"part-{self.rank:05d}.json"), text)
+        _write_file(os.path.join(at, f"part-{self.rank:05d}.json"), json.dumps(about).encode())
 
     # *** agreement ***
 
@@ -168,13 +143,17 @@ class Attempt:
                     return saved.path
         raise CheckpointError(f"{at} was not committed: rank 0 could not finish it; its own error says why")
 
+    def look(self, at: str) -> dict[str, int]:
+        """Sizes of the files that there are. FileNotFoundError: the folder is not there (any more)."""
+        return _sizes(at)
+
     def _wait(self, at: str, done: Any) -> None:
         """Until `done(names in the folder)`. CheckpointError where another rank has failed, or none has written
         anything for timeout_s."""
         since, before, look_s = time.monotonic(), -1, LOOK_S
         while True:
             try:
-                there = _sizes(at)
+                there = self.look(at)
             except FileNotFoundError:
                 if self.rank == 0:  # (who alone renames it)
                     raise
@@ -201,27 +180,63 @@ class Attempt:
             look_s = min(look_s * 1.5, LONGEST_LOOK_S)
 
 
+def part_file(rank: int, snapshot: Snapshot) -> tuple[list[memoryview], dict[str, Any]]:
+    """The bytes of the file that a rank writes, and its description: {"files": ..., "tensors": ...} as in the index."""
+    file = f"part-{rank:05d}.safetensors"
+    header: dict[str, Any] = {"__metadata__": {"step": str(snapshot.step), "rank": str(rank)}}
+    arrays: list[np.ndarray] = []
+    tensors: dict[str, Any] = {}
+    offset = 0
+    for name, (code, shape, parts, own) in snapshot.tensors.items():
+        boxes = [p.box for p in parts if p.owner == rank]
+        about = tensors[name] = {"dtype": code, "shape": list(shape), "parts": []}
+        for box, array in zip(boxes, own):
+            start, dims = [a for a, _ in box], [b - a for a, b in box]
+            whole = tuple(dims) == tuple(shape)
+            key = name if whole else f"{name}[{', '.join(f'{a}:{b}' for a, b in box)}]"
+            header[key] = {"dtype": code, "shape": dims, "data_offsets": [offset, offset + array.nbytes]}
+            about["parts"].append({"start": start, "shape": dims, "file": file, "offset": offset})
+            arrays.append(array)
+            offset += array.nbytes
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    head = struct.pack("<Q", len(text)) + text
+    written = iter(arrays)
+    for about in tensors.values():
+        for part in about["parts"]:
+            part["offset"] += len(head)
+            part["crc32"] = checksums(_bytes(next(written)))
+    files = {file: {"nbytes": len(head) + offset, "header": len(head), "crc32": crc32(head)}}
+    return [memoryview(head), *map(_bytes, arrays)], {"files": files, "tensors": tensors}
+
+
 def prune(folder: str, keep: int) -> None:
     """Removes all but the newest `keep` whole checkpoints; nothing while the newest one cannot be read back."""
+    for saved in to_be_removed(folder, keep):
+        away = os.path.join(folder, f"{os.path.basename(saved.path)}.removed.0.tmp")
+        os.rename(saved.path, away)  # at once, so that a half is never taken for a checkpoint
+        shutil.rmtree(away)
+
+
+def to_be_removed(folder: str, keep: int, verify: bool = True) -> list[Saved]:
+    """Older checkpoints than the newest `keep` whole ones. With `verify` the newest one is read back."""
     found = committed(folder)
     if len(found) <= keep:
-        return
+        return []
     whole = 0
     for i, saved in enumerate(found):
         if whole >= keep:
-            away = os.path.join(folder, f"{os.path.basename(saved.path)}.removed.0.tmp")
-            os.rename(saved.path, away)  # at once, so that a half is never taken for a checkpoint
-            shutil.rmtree(away)
-            continue
+            return found[i:]
         try:
             reader = CheckpointReader(saved.path)
-            if i == 0:
+            if i == 0 and verify:
                 reader.verify()
             whole += 1
         except CheckpointError as e:
-            warnings.warn(f"{e}; older checkpoints than keep={keep} stay", stacklevel=2)
+            warnings.warn(f"{e}; older checkpoints than keep={keep} stay", stacklevel=3)
             if i == 0:
-                return
+                return []
+    return []
 
 
 def _sizes(folder: str) -> dict[str, int]:

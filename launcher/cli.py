@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib.util
 import os
+import runpy
 import signal
 import sys
 import traceback
@@ -16,6 +17,8 @@ from .command_line import help_text, parse
 from .inquiries import QUESTIONS, inquire
 from .job import Job
 
+TOOLS = {"convert": "manygrad.checkpoint.convert", "replay": "manygrad.runtime.engine.replay"}
+
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command line; returns the exit code (and ends the process itself after a run on workers)."""
@@ -23,6 +26,9 @@ def main(argv: list[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else argv
     if len(words) == 2 and words[0] in QUESTIONS and not os.path.exists(words[0]):
         return inquire(*words)
+    if words and words[0] in TOOLS and not os.path.exists(words[0]):
+        sys.argv = [f"launcher {words[0]}", *words[1:]]
+        runpy.run_module(TOOLS[words[0]], run_name="__main__")  # (which ends by SystemExit)
     try:
         job = parse(words, dict(os.environ))
         if job.kind == "help":

@@ -114,6 +114,8 @@ def help_text() -> str:
         "usage: launcher SCRIPT [options] [-- script args]",
         "       launcher -m MODULE [options] [-- script args]",
         "       launcher status|stacks|stop RUN_DIR     of a run that goes on",
+        "       launcher replay FILE                    a step that a rank has saved (FAILED_STEPS)",
+        "       launcher convert SRC DST [--help]       checkpoints of torch and Hugging Face into ours, and back",
         "",
         "Run a Python script on N workers, or without --nodes in this process.",
         "",

@@ -84,7 +84,7 @@ def _run_in(run_dir: str, job: Job, signals: Signals, began: float, last: bool) 
             cluster.start()
             signals.again()
             places = cluster.place()
-        inquiries = Inquiries(job.id, folder, run_dir, signals)
+        inquiries = Inquiries(job.id, folder, run_dir, signals, job.grace_s)
         around = Surroundings(job, cluster, run_dir, folder, logs, terminal, signals, guard, began, inquiries)
         return Attempts(around).run(places)
     finally:

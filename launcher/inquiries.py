@@ -17,7 +17,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from manygrad.errors import EXIT_USAGE, ProtocolError
+from manygrad.errors import EXIT_TIMEOUT, EXIT_USAGE, ProtocolError
 from manygrad.tensor.threads import Threads
 
 from .messages import Stacks, parse_object
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 FILE = "running.json"
 QUESTIONS = ("status", "stacks", "stop")
 LOOK_S, TALK_S, STACKS_S = 0.2, 5.0, 3.0  # for the end; for one question; for the workers' answers
+STOP_S = 20.0  # after --grace, until a run that was told to end has ended; then it is told again, which ends it at once
 MAX_QUESTION = 4096
 
 
@@ -40,7 +41,7 @@ class Inquiries:
     """The launcher's side. `controller` is that of the attempt that runs, or of the last; questions are answered in a
     thread."""
 
-    def __init__(self, job: str, folder: str, run_dir: str, signals: Signals) -> None:
+    def __init__(self, job: str, folder: str, run_dir: str, signals: Signals, grace_s: float) -> None:
         self.job, self.signals, self.path = job, signals, os.path.join(run_dir, FILE)
         self.controller: Controller | None = None
         self.clock: Clock | None = None
@@ -58,6 +59,7 @@ class Inquiries:
             self._socket.settimeout(LOOK_S)
             self._threads.start("manygrad-inquiries", self._serve, stop=self._over.set)
             here = {"job": job, "pid": os.getpid(), "host": socket.gethostname(), "socket": self.address}
+            here["stop_s"] = grace_s + STOP_S
             write_json(self.path, here)
 
     def close(self) -> None:
@@ -162,12 +164,11 @@ def inquire(question: str, run_dir: str) -> int:
     try:
         with open(os.path.join(run_dir, FILE), encoding="utf-8") as f:
             where = json.load(f)
-        with socket.socket(socket.AF_UNIX) as talk:
-            talk.settimeout(TALK_S + STACKS_S)
-            talk.connect(where["socket"])
-            talk.sendall(json.dumps({"type": question}).encode() + b"\n")
-            with talk.makefile("rb") as f:
-                answer = json.loads(f.readline())
+        answer = _asked(where, question)
+    except TimeoutError:
+        why = f"the launcher of the run in {run_dir} does not answer within {TALK_S + STACKS_S:g} s"
+        print(f"launcher: {why}; {_to_end(where)}", file=sys.stderr)
+        return EXIT_TIMEOUT
     except (OSError, ValueError, KeyError) as e:
         print(f"launcher: {_why_not(run_dir, e)}", file=sys.stderr)
         return EXIT_USAGE
@@ -189,12 +190,47 @@ def _why_not(run_dir: str, error: Exception) -> str:
     return f"the run in {run_dir} has ended, with exit code {code}; see {report}"
 
 
+def _asked(where: dict[str, Any], question: str) -> Any:
+    """The launcher's answer. OSError and ValueError: there is none."""
+    with socket.socket(socket.AF_UNIX) as talk:
+        talk.settimeout(TALK_S + STACKS_S)
+        talk.connect(where["socket"])
+        talk.sendall(json.dumps({"type": question}).encode() + b"\n")
+        with talk.makefile("rb") as f:
+            return json.loads(f.readline())
+
+
 def _stopped(where: dict[str, Any], run_dir: str) -> int:
-    """Waits until the run has ended."""
-    print("launcher: the run was told to end (SIGTERM): ranks that can save do so first", file=sys.stderr)
+    """Waits until the run has ended; returns the exit code. A run that has not by its deadline is told again."""
+    within_s = float(where["stop_s"])
+    print(
+        "launcher: the run was told to end (SIGTERM): ranks that can save do so first; it is waited for up to "
+        f"{within_s:g} s",
+        file=sys.stderr,
+    )
+    if _has_ended(where, within_s):
+        return 0
+    print("launcher: it goes on, so it was told again, which ends it without saving", file=sys.stderr)
+    with suppress(OSError, ValueError):
+        _asked(where, "stop")
+    if _has_ended(where, STOP_S):
+        return 0
+    print(f"launcher: the run in {run_dir} does not end; {_to_end(where)}", file=sys.stderr)
+    return EXIT_TIMEOUT
+
+
+def _to_end(where: dict[str, Any]) -> str:
+    pid = where["pid"]
+    return f"is process {pid} suspended, or its file system gone? `kill -KILL {pid}` ends it, and its workers with it"
+
+
+def _has_ended(where: dict[str, Any], within_s: float) -> bool:
+    ends = time.monotonic() + within_s
     while os.path.exists(where["socket"]) and os.path.exists(f"/proc/{where['pid']}"):
+        if time.monotonic() > ends:
+            return False
         time.sleep(LOOK_S)
-    return 0
+    return True
 
 
 def show_status(answer: dict[str, Any]) -> str:

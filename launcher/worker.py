@@ -243,6 +243,10 @@ def report_failure(e: BaseException, spec: WorkerSpec, channel: Any) -> int:
         code=code or 1,
         consequence=is_consequence(e) or channel.epoch.abort_kind in ("plan", "gone", "interrupt", "preempted"),
     )
+    if not (is_consequence(e) or channel.epoch.abort_reason):
+        from manygrad.runtime.engine.failed_step import save_failed_step
+
+        save_failed_step(e)
     if channel.epoch.abort_kind == "gone":
         sys.stderr.write(text.encode("utf-8", "backslashreplace").decode())
     return code or 1

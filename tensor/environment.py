@@ -160,6 +160,20 @@ BEAM_SPLIT = EnvVar(
 VALIDATE_WITH_CPU = EnvVar(
     "VALIDATE_WITH_CPU", 0, "flag", "run every kernel a second time on the PYTHON device and compare the outputs"
 )
+DETECT_ANOMALY = EnvVar(
+    "DETECT_ANOMALY",
+    0,
+    "level",
+    "look at what each kernel writes, and raise AnomalyError where it makes NaN (1), or infinity from finite numbers, "
+    "too (2); see `detect_anomaly`",
+)
+FAILED_STEPS = EnvVar(
+    "FAILED_STEPS",
+    "",
+    "path",
+    "a folder where a rank that fails saves its last step's inputs and graphs, for `launcher replay FILE`; implies "
+    "JIT=0 and FOLLOW=0",
+)
 COLLECTIVE = EnvVar(
     "COLLECTIVE", "", "name", "force a collective algorithm (naive, ring, direct, ...); empty: the cost model chooses"
 )
@@ -221,6 +235,10 @@ HEARTBEAT_TIMEOUT_S = EnvVar(
     "not",
     travels=False,
 )
+
+
+if FAILED_STEPS.common:  # calls that are replayed would not be noted
+    JIT.common = FOLLOW.common = 0
 
 
 class Context(ContextDecorator):

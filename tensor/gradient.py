@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from manygrad.tensor.dtype import dtypes
-from manygrad.tensor.source import LINE, line_of
+from manygrad.tensor.environment import DETECT_ANOMALY
+from manygrad.tensor.source import LINE, line_of, standing_at
 from manygrad.tensor.stored import HISTORY, WRITTEN
 from manygrad.tensor.uop import Ops, UOp
 from manygrad.tensor.uop.rewrite import substitute
@@ -164,13 +165,21 @@ def flow_back(
                 f"{u.op.name} has no gradient (shape {u.shape}, {u.dtype.name}); detach() it if none is wanted"
             )
         LINE.setdefault(g.uop, LINE.get(u) or "?")
-        for s, piece in zip(u.src, rule(g, u)):
+        pieces = rule(g, u) if not DETECT_ANOMALY else _at_its_line(rule, g, u)
+        for s, piece in zip(u.src, pieces):
             if piece is not None and s in needed and s.dtype.is_float:
                 arrives(u, s, piece)
     zeros = {t: _t(t).zeros_like() for t in flat & targets if t not in grads}
     return {
         t: g.uop for t in targets if (g := grads.get(t, zeros.get(t))) is not None and not (unknown and t in unknown)
     }
+
+
+def _at_its_line(rule: Callable[[Tensor, UOp], Grads], g: Tensor, u: UOp) -> Grads:
+    """The rule's gradients, with the user's line of `u` in place of that of `backward()`."""
+    line = line_of(u)
+    with standing_at(f"{line}, in the gradient," if line != "?" else ""):
+        return rule(g, u)
 
 
 def carries(u: UOp) -> bool:

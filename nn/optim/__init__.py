@@ -4,6 +4,7 @@ from manygrad.nn.optim import lr_scheduler
 from manygrad.nn.optim.adam import Adam, AdamW
 from manygrad.nn.optim.adam_variants import Adamax, NAdam, RAdam
 from manygrad.nn.optim.adaptive import Adadelta, Adagrad, RMSprop
+from manygrad.nn.optim.diloco import DiLoCo
 from manygrad.nn.optim.layerwise import LAMB, LARS
 from manygrad.nn.optim.muon import Muon
 from manygrad.nn.optim.optimizer import Optimizer
@@ -18,6 +19,7 @@ __all__ = [
     "Adam",
     "AdamW",
     "Adamax",
+    "DiLoCo",
     "Muon",
     "NAdam",
     "Optimizer",

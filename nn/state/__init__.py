@@ -1,5 +1,6 @@
 """Models' state by name, and the files it is kept in. Files are mapped, checked and never executed."""
 
+from manygrad.nn.state.dcp import dcp_load
 from manygrad.nn.state.gguf import gguf_load
 from manygrad.nn.state.model import get_parameters, get_state_dict, load_state_dict
 from manygrad.nn.state.safetensors import safe_load, safe_save
@@ -7,6 +8,7 @@ from manygrad.nn.state.torch_file import torch_load
 from manygrad.nn.state.torch_save import torch_save
 
 __all__ = [
+    "dcp_load",
     "get_parameters",
     "get_state_dict",
     "gguf_load",

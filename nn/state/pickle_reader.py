@@ -6,10 +6,11 @@ allow-list `ALLOWED` mean something; any other is an error with its name.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 from manygrad.tensor.dtype import DType, dtypes
 
@@ -117,26 +118,27 @@ ALLOWED: dict[str, Callable[..., Any]] = {
 }
 
 
-def _find(module: str, name: str) -> Any:
-    """The object that a global of the pickle stands for: a storage or element type, or a function of the allow-list."""
-    if module == "torch" and name in DTYPES:
-        return DTYPES[name]
-    if (module in ("torch", "torch.storage")) and name in STORAGES:
-        return FileStorage("", STORAGES[name], 0)
-    found = Global(module, name)
-    if str(found) not in ALLOWED:
-        raise ValueError(
-            f"the file asks for {found}, which is not among what a file of tensors needs; nothing was run. "
-            "Save the state dict alone, or as safetensors"
-        )
-    return found
-
-
 _MARK = object()
 
 
+class _ToItsEnd:
+    """A stream of which no more is asked for than there is: a length in a damaged pickle takes no memory."""
+
+    def __init__(self, stream: BinaryIO):
+        self.stream, here = stream, stream.tell()
+        self.end = stream.seek(0, os.SEEK_END)
+        stream.seek(here)
+        self.readline, self.tell = stream.readline, stream.tell
+
+    def read(self, n: int) -> bytes:
+        return self.stream.read(min(n, self.end - self.stream.tell()))
+
+
 class PickleReader:
-    """Interprets one pickle of `stream`; `storage(persistent id)` finds storages."""
+    """Interprets one pickle of `stream`; `storage(persistent id)` finds storages. `allowed`: what the globals mean that
+    it may call."""
+
+    allowed = ALLOWED
 
     def __init__(self, storage: Callable[[Any], FileStorage]):
         self.storage = storage
@@ -146,11 +148,30 @@ class PickleReader:
     def read(self, stream: BinaryIO) -> Any:
         import pickletools  # (a page of text for each opcode)
 
-        for opcode, arg, _ in pickletools.genops(stream):
+        for opcode, arg, _ in pickletools.genops(cast(BinaryIO, _ToItsEnd(stream))):
             if opcode.name == "STOP":
                 return self.stack.pop()
             self._step(opcode.name, arg)
         raise ValueError("the pickle has no end")
+
+    def find(self, module: str, name: str) -> Any:
+        """The object that a global stands for: a storage or element type, or a function of the allow-list."""
+        if module == "torch" and name in DTYPES:
+            return DTYPES[name]
+        if (module in ("torch", "torch.storage")) and name in STORAGES:
+            return FileStorage("", STORAGES[name], 0)
+        found = Global(module, name)
+        if str(found) not in self.allowed:
+            raise ValueError(
+                f"the file asks for {found}, which is not among what a file of tensors needs; nothing was run. "
+                "Save the state dict alone, or as safetensors"
+            )
+        return found
+
+    def build(self, made: Any, state: Any) -> None:
+        """An object's own state: attributes of a state dict (its `_metadata`) are not kept."""
+        if not isinstance(made, (dict, View)):
+            raise ValueError(f"the pickle gives a state to a {type(made).__name__}")
 
     def _popped(self) -> list[Any]:
         """The items above the last mark, which goes too."""
@@ -198,18 +219,18 @@ class PickleReader:
             self._top(dict).update(zip(items[::2], items[1::2]))
         elif name == "GLOBAL":
             module, _, attribute = arg.partition(" ")
-            push(_find(module, attribute))
+            push(self.find(module, attribute))
         elif name == "STACK_GLOBAL":
             attribute, module = pop(), pop()
-            push(_find(str(module), str(attribute)))
-        elif name == "REDUCE":
+            push(self.find(str(module), str(attribute)))
+        elif name in ("REDUCE", "NEWOBJ"):
             args, function = pop(), pop()
             if not isinstance(function, Global) or not isinstance(args, tuple):
                 raise ValueError(f"the pickle calls {function!r}, which is no function of the allow-list")
-            push(ALLOWED[str(function)](*args))
-        elif name == "BUILD":  # attributes of a state dict (its `_metadata`) are not kept
-            pop()
-            self._top((dict, View))
+            push(self.allowed[str(function)](*args))
+        elif name == "BUILD":
+            state = pop()
+            self.build(stack[-1], state)
         elif name == "BINPERSID":
             push(self.storage(pop()))
         elif name in ("PUT", "BINPUT", "LONG_BINPUT"):

@@ -24,15 +24,34 @@ from manygrad.tensor.tensor import Tensor
 MAX_PICKLE = 512 << 20
 LEGACY_MAGIC, LEGACY_PROTOCOL = 0x1950A86A20F9469CFC6C, 1001
 
+# what a damaged file leads to
+READING = (
+    ValueError,
+    KeyError,
+    IndexError,
+    TypeError,
+    EOFError,
+    struct.error,
+    zipfile.BadZipFile,
+    OverflowError,
+    AttributeError,
+    RuntimeError,
+)
+
 
 def torch_load(path: str | os.PathLike[str]) -> Any:
     """Reads what torch.save wrote: a state dict, or containers with tensors in them. Nothing in the file is executed.
 
     ValueError on a file that is truncated, compressed, malformed, or needs a global that is not of tensors.
     """
-    name = os.fspath(path)
+    return load_part(os.fspath(path))
+
+
+def load_part(name: str, begin: int = 0, nbytes: int | None = None) -> Any:
+    """`torch_load` of the file that lies in `nbytes` bytes of another one, from `begin` on."""
     try:
-        with open(name, "rb") as f:
+        with open(name, "rb") as whole:
+            f = whole if nbytes is None else io.BufferedReader(_Window(whole, begin, nbytes))
             zipped = f.read(4) == b"PK\x03\x04"
             f.seek(0)
             root, places = _read_zip(f) if zipped else _read_legacy(f)
@@ -47,22 +66,42 @@ def torch_load(path: str | os.PathLike[str]) -> Any:
                     f"storage {v.storage.key!r} needs {v.storage.count * v.storage.dtype.itemsize} bytes, the file has "
                     f"{min(nbytes, max(size - at, 0))}; it is truncated"
                 )
+        places = {key: (begin + at, nbytes) for key, (at, nbytes) in places.items()}
         return replaced(root, View, dict(zip(map(id, views), _tensors(name, views, places))))
-    except (
-        ValueError,
-        KeyError,
-        IndexError,
-        TypeError,
-        EOFError,
-        struct.error,
-        zipfile.BadZipFile,
-        RecursionError,
-        OverflowError,
-        AttributeError,
-        UnicodeError,
-    ) as error:
-        reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-        raise ValueError(f"{name} cannot be read as a PyTorch file: {reason}") from None
+    except READING as error:
+        raise ValueError(f"{name} cannot be read as a PyTorch file: {reason_of(error)}") from None
+
+
+def reason_of(error: Exception) -> str:
+    """Why a file cannot be read."""
+    return str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+
+
+class _Window(io.RawIOBase):
+    """A part of a file, read as a file."""
+
+    def __init__(self, file: BinaryIO, begin: int, nbytes: int):
+        self.file, self.begin, self.nbytes, self.at = file, begin, nbytes, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self.at, os.SEEK_END: self.nbytes}[whence]
+        if at < 0:
+            raise ValueError(f"a place {-at} bytes before the file's beginning")
+        self.at = at
+        return self.at
+
+    def readinto(self, buffer: Any) -> int:
+        self.file.seek(self.begin + self.at)
+        data = self.file.read(min(len(buffer), max(0, self.nbytes - self.at)))
+        buffer[: len(data)] = data
+        self.at += len(data)
+        return len(data)
 
 
 def _views(root: Any) -> list[View]:
@@ -82,6 +121,8 @@ def _read_zip(f: BinaryIO) -> tuple[Any, dict[str, tuple[int, int]]]:
     """(the pickled structure, (offset, bytes) of each storage)."""
     with zipfile.ZipFile(f) as archive:
         infos = {i.filename: i for i in archive.infolist()}
+        if packed := [n for n, i in infos.items() if i.compress_type != zipfile.ZIP_STORED or i.flag_bits & 1]:
+            raise ValueError(f"{packed[0]} is compressed or encrypted; torch.save stores it as it is")
         pickles = [n for n in infos if n.endswith("data.pkl")]
         if len(pickles) != 1:
             raise ValueError(f"the archive holds {len(pickles)} files data.pkl")
@@ -95,8 +136,6 @@ def _read_zip(f: BinaryIO) -> tuple[Any, dict[str, tuple[int, int]]]:
     places = {}
     for n, i in infos.items():
         if n.startswith(folder + "data/"):
-            if i.compress_type != zipfile.ZIP_STORED:
-                raise ValueError(f"{n} is compressed; torch.save stores it as it is")
             f.seek(i.header_offset)
             head = f.read(30)
             if head[:4] != b"PK\x03\x04":

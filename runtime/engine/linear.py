@@ -26,7 +26,7 @@ from manygrad.runtime.storage import storage
 from manygrad.schedule.facts.items import kernels_of
 from manygrad.schedule.order.plan_memory import MemoryPlan
 from manygrad.tensor.dtype import dtypes
-from manygrad.tensor.environment import DEBUG
+from manygrad.tensor.environment import DEBUG, FAILED_STEPS
 from manygrad.tensor.source import line_of
 from manygrad.tensor.tensor import Tensor
 from manygrad.tensor.uop import GroupOp, Ops, UOp
@@ -153,7 +153,7 @@ def compile_linear(linear: UOp, outside: list[UOp], plan: int = 0) -> list[ExecI
             print(f"{kernel.name}: {' '.join(map(repr, kernel.opts)) or 'as written'}")
             if DEBUG >= 4:
                 print(kernel.source)
-    return _beside_each_other(items) if plan else items
+    return _beside_each_other(items) if plan and not FAILED_STEPS.value else items
 
 
 def _shown(what: UOp) -> str:

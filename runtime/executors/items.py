@@ -21,7 +21,7 @@ from manygrad.runtime.devices.compile.chain import written
 from manygrad.runtime.devices.numbers import Variables
 from manygrad.runtime.profile import profile
 from manygrad.runtime.profile.counters import Counters, GlobalCounters
-from manygrad.tensor.environment import DEBUG, VALIDATE_WITH_CPU
+from manygrad.tensor.environment import DEBUG, DETECT_ANOMALY, VALIDATE_WITH_CPU
 from manygrad.tensor.uop import Ops, UOp
 from manygrad.tensor.uop.table import memo
 
@@ -140,6 +140,12 @@ class KernelItem(ExecItem):
         handles = [b.handle for b in self.buffers]
         if VALIDATE_WITH_CPU and self.buffers[0].device.kind not in ("PYTHON", "NULL"):
             self._run_validated(handles, vars)
+        elif DETECT_ANOMALY and self.buffers[0].device.kind != "NULL":
+            from manygrad.runtime.executors.anomaly import LookedAt  # (it loads the interpreter)
+
+            values = self.values(vars)
+            looked = LookedAt(self.ast, self.kernel.name, self.buffers, values, self.line)
+            looked.run(lambda: self.kernel(handles, values))
         elif DEBUG >= 2 or profile.active:
             seconds = self.kernel(handles, self.values(vars), wait=True) or 0.0
             self.tell(time.perf_counter() - seconds, seconds, vars)

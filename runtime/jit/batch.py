@@ -7,7 +7,7 @@ from collections.abc import Collection
 from manygrad.runtime.current import current
 from manygrad.runtime.devices.numbers import Variables
 from manygrad.runtime.executors.items import ExecItem, GraphItem, KernelItem, Vars
-from manygrad.tensor.environment import VALIDATE_WITH_CPU
+from manygrad.tensor.environment import DETECT_ANOMALY, VALIDATE_WITH_CPU
 
 
 def beside_each_other(flat: list[tuple[ExecItem, Vars]]) -> list[tuple[ExecItem, Vars]]:
@@ -41,7 +41,7 @@ def batch_kernels(flat: list[tuple[ExecItem, Vars]], asked: Collection[str] = ()
 
     def close() -> None:
         nonlocal run
-        if run and not VALIDATE_WITH_CPU:
+        if run and not (VALIDATE_WITH_CPU or DETECT_ANOMALY):
             known = variables.setdefault(frozenset(vars.items()), Variables(vars, asked))
             out.append(GraphItem(run, known))
         else:

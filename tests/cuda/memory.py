@@ -89,9 +89,9 @@ class DeviceMemory:
     ) -> np.ndarray:
         """The offsets of accesses of `nbytes` each. Raises Fault for the first that is outside, or is not aligned.
 
-        `inside`: how many of the bytes have to lie in a block. (Of a load whose address is a multiple of its width, LLVM
-        may make one that reads a little further than it needs, as all of it is in memory or nothing; what lies there is
-        poison.)
+        `inside`: how many of the bytes have to lie in a block. (Of a load whose address is a multiple of its width,
+        LLVM may make one that reads a little further than it needs, as all of it is in memory or nothing; what lies
+        there is poison.)
         """
         if self._sorted is None:
             self._sorted = np.array(self.starts, np.int64), np.array(self.ends, np.int64)

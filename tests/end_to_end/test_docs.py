@@ -20,6 +20,7 @@ def programs() -> list[tuple[str, str]]:
         "docs/pytorch.md",
         "docs/fast_loops.md",
         "docs/checkpoints.md",
+        "docs/wrong_numbers.md",
         "docs/inference.md",
         "docs/kernels.md",
     ):

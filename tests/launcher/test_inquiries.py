@@ -14,6 +14,9 @@ from typing import Any
 
 import pytest
 
+from manygrad.launcher import inquiries
+from manygrad.launcher.inquiries import _stopped
+
 Launcher = Callable[..., Any]
 Left = Callable[[str], list[str]]
 WAITS = """
@@ -64,6 +67,51 @@ def test_status_stacks_and_stop(launcher: Launcher, left_behind: Left) -> None:
     found = ask("status", run.run_dir)
     assert found.returncode == 2 and "has ended, with exit code 143" in found.stderr
     assert left_behind(job["job"]) == []
+
+
+def stopped(process: subprocess.Popen[bytes], address: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+    """`_stopped` of a run whose launcher is `process`; (exit code, what it says)."""
+    code = _stopped({"pid": process.pid, "socket": address, "stop_s": 0.3}, "runs/x")
+    return code, capsys.readouterr().err
+
+
+def test_stop_has_a_deadline(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A launcher that answers but goes on is told a second time; one that is suspended is named."""
+    monkeypatch.setattr(inquiries, "STOP_S", 3.0)
+    address = str(tmp_path / "s")
+    told: list[Any] = []
+    monkeypatch.setattr(
+        inquiries, "_asked", lambda where, question: (told.append(question), process.kill(), process.wait())
+    )
+    Path(address).touch()
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    code, said = stopped(process, address, capsys)
+    assert code == 0 and told == ["stop"] and "told again" in said
+    monkeypatch.undo()
+    monkeypatch.setattr(inquiries, "STOP_S", 0.3)
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    os.kill(process.pid, signal.SIGSTOP)
+    try:
+        code, said = stopped(process, address, capsys)
+    finally:
+        process.kill()
+        process.wait()
+    assert code == 124 and f"kill -KILL {process.pid}" in said and "runs/x does not end" in said
+
+
+def test_a_suspended_launcher_is_not_waited_for(launcher: Launcher, left_behind: Left, tmp_path: Path) -> None:
+    run = launcher(WAITS, "--nodes", "1")
+    run.wait_for_log(0, "here")
+    job = json.loads((run.run_dir / "running.json").read_text())
+    assert 20 < job["stop_s"] < 60
+    os.kill(job["pid"], signal.SIGSTOP)
+    found = ask("stop", run.run_dir)
+    assert found.returncode == 124 and f"does not answer within 8 s; is process {job['pid']} suspended" in found.stderr
+    os.kill(job["pid"], signal.SIGCONT)  # (it finds the question)
+    run.wait()
+    assert run.code == 143 and left_behind(job["job"]) == []
 
 
 @pytest.mark.parametrize("name, words", [("nowhere", "there is no run directory"), ("", "no run answers in ")])

@@ -369,3 +369,8 @@ def test_tensors_that_overlap_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a.safetensors").write_bytes(struct.pack("<Q", len(head)) + head + bytes(12))
     with pytest.raises(ValueError, match="tensors 'a' and 'b' overlap"):
         safe_load(tmp_path / "a.safetensors")
+
+
+def test_a_file_of_empty_tensors_alone(tmp_path: Path) -> None:
+    safe_save({"none": Tensor(np.empty((0, 3), np.float32))}, tmp_path / "x.safetensors")
+    assert safe_load(tmp_path / "x.safetensors")["none"].shape == (0, 3)

@@ -209,3 +209,19 @@ def test_any_changed_byte_gives_a_value_or_a_value_error(tmp_path: Path) -> None
             torch_load(path)
         except ValueError as error:
             assert "cannot be read as a PyTorch file" in str(error)
+
+
+def test_a_length_that_a_damaged_pickle_names_takes_no_memory(tmp_path: Path) -> None:
+    (tmp_path / "x.pt").write_bytes(b"\x80\x04\x8e" + (1 << 46).to_bytes(8, "little") + b"abc.")  # BINBYTES8
+    with pytest.raises(ValueError, match="cannot be read as a PyTorch file"):
+        torch_load(tmp_path / "x.pt")
+
+
+def test_members_that_are_packed_are_refused_before_they_are_read(tmp_path: Path) -> None:
+    torch_save({"w": Tensor.ones(2)}, tmp_path / "whole.pt")
+    with zipfile.ZipFile(tmp_path / "whole.pt") as whole, zipfile.ZipFile(tmp_path / "x.pt", "w") as packed:
+        for i in whole.infolist():
+            kind = zipfile.ZIP_DEFLATED if i.filename.endswith("byteorder") else zipfile.ZIP_STORED
+            packed.writestr(i.filename, whole.read(i), kind)
+    with pytest.raises(ValueError, match="byteorder is compressed or encrypted"):
+        torch_load(tmp_path / "x.pt")
