@@ -18,7 +18,8 @@ class PowerMixin:
         """x ** exponent; small whole exponents become products, halves of them products of roots."""
         if isinstance(exponent, (int, float)) and not isinstance(exponent, bool):
             kind = result_type(self, exponent)
-            if exponent == int(exponent) and 0 <= exponent <= 8:
+            whole = isinstance(exponent, int) or exponent.is_integer()
+            if whole and 0 <= exponent <= 8:
                 return self._power_by_products(int(exponent), kind)
             if not kind.is_float and exponent < 0:
                 raise ValueError(
@@ -30,7 +31,7 @@ class PowerMixin:
                     return self.sqrt()
                 if exponent == -0.5:
                     return self.rsqrt()
-                if exponent == int(exponent) and -8 <= exponent < 0:
+                if whole and -8 <= exponent < 0:
                     return self._power_by_products(-int(exponent), self.dtype).reciprocal()
         x, y = self._pair(exponent)
         if not x.dtype.is_float:

@@ -156,7 +156,11 @@ def operators(name: str) -> None:
 
 
 def constants(name: str) -> None:
-    """Divisions and shifts by what is known, as renderers print them in other ways."""
+    """Operations with what is known, as renderers print them in other ways."""
+    for d in (d for d in dtypes.all if d.is_float):
+        for number in (np.nan, np.inf, -np.inf, 0.0, -0.0, 1.0, -1.5):
+            c = UOp.const(d, number)
+            same(name, lambda x, c=c: [v for op in FLOAT_OPS for v in (x.alu(op, c), c.alu(op, x))], [data(d, 64)], [d])
     for d in (d for d in dtypes.all if d.is_int):
         for by in (1, 3, 7, d.itemsize * 8, int(d.max), 0, *(() if d.is_unsigned else (-1, -3))):
             c = UOp.const(d, by)
