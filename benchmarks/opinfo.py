@@ -37,6 +37,8 @@ TOLERANCE = {"float32": 2e-5, "float64": 1e-9, "bfloat16": 1e-2, "float16": 2e-3
 LOOSE = {  # where torch rounds on the way and manygrad does not
     ("nn.functional.grid_sample", "bfloat16"): 2e-2,  # (each of the 16 terms of bicubic)
     ("nn.functional.nll_loss", "bfloat16"): 2e-2,  # (each addition of the sum)
+    ("nn.functional.nll_loss", "float16"): 5e-3,
+    ("logspace", "bfloat16"): 2e-2,  # (the exponents at its ends)
     ("cov", "float64"): 1e-4,  # (sums of float32 weights, of which the difference to `correction` is taken)
     ("cov", "first"): 1e-4,
 }

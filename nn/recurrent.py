@@ -61,8 +61,12 @@ class RNNBase(Module):
                  device: Any = None, dtype: Any = None):  # fmt: skip
         if mode not in GATES:
             raise ValueError(f"RNNBase: mode is one of {list(GATES)}, not {mode!r}")
-        if hidden_size <= 0 or num_layers <= 0:
-            raise ValueError(f"{mode}: hidden_size and num_layers must be positive, got {hidden_size} and {num_layers}")
+        for name, flag in (("bias", bias), ("batch_first", batch_first), ("bidirectional", bidirectional)):
+            if not isinstance(flag, bool):  # (a number in their place is another argument, given by position)
+                raise TypeError(f"{mode}: {name} is True or False, not {flag!r}")
+        for name, size in (("input_size", input_size), ("hidden_size", hidden_size), ("num_layers", num_layers)):
+            if size <= 0:
+                raise ValueError(f"{mode}: {name} must be positive, got {size}")
         if not 0 <= dropout <= 1:
             raise ValueError(f"{mode}: the dropout probability must lie in [0, 1], got {dropout}")
         if proj_size and (mode != "LSTM" or not 0 < proj_size < hidden_size):
@@ -252,6 +256,10 @@ class RNNCellBase(Module):
         state = (
             (_zeros(x.unsqueeze(0), self.hidden_size),) * states if hx is None else tuple(hx) if states == 2 else (hx,)
         )
+        want = (self.hidden_size,) if alone else (x.shape[0], self.hidden_size)
+        for s in state if hx is not None else ():
+            if s.shape != want:
+                raise ValueError(f"{type(self).__name__}: a state has shape {s.shape}, this input needs {want}")
         state = tuple(s.unsqueeze(0) for s in state) if alone and hx is not None else state
         new = step(self.mode, F.linear(x, self.weight_ih, self.bias_ih), state, self.weight_hh, self.bias_hh)
         return tuple(s.squeeze(0) for s in new) if alone else new

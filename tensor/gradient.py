@@ -415,6 +415,13 @@ def _move_back(g: Tensor, u: UOp) -> Grads:
     return (g.to(d),)
 
 
+def _pow(g: Tensor, u: UOp) -> Grads:
+    """y · x ** (y − 1), 0 where y is 0; x ** y · log(x), 0 where x is 0 and y is not negative."""
+    x, y = (_t(s) for s in u.src)
+    to_exponent = (x.eq(0) & (y >= 0))._where(0.0, g * _t(u) * x.log())
+    return y.eq(0)._where(0.0, g * y * x._op(Ops.POW, None, y - 1)), to_exponent
+
+
 def _inverse(order: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(sorted(range(len(order)), key=order.__getitem__))
 
@@ -424,6 +431,7 @@ RULES: dict[Ops, Callable[[Any, UOp], Grads]] = {
     Ops.SUB: lambda g, u: (g, -g),
     Ops.MUL: lambda g, u: (g * _t(u.src[1]), g * _t(u.src[0])),
     Ops.FDIV: lambda g, u: (g / _t(u.src[1]), -g * _t(u) / _t(u.src[1])),
+    Ops.POW: _pow,
     Ops.MAX: _max,
     Ops.NEG: lambda g, u: (-g,),
     Ops.RECIP: lambda g, u: (-g * _t(u) * _t(u),),

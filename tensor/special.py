@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import math
 
-from manygrad.tensor.ops.elementary import elementary
+from manygrad.tensor import polynomials
+from manygrad.tensor.gradient import NoGradient
+from manygrad.tensor.normal import erfcx, log_ndtr, ndtr, ndtri
+from manygrad.tensor.ops.elementary import elementary, with_gradient
+from manygrad.tensor.ops.gamma import BERNOULLI, SHIFT
+from manygrad.tensor.polynomials import *  # noqa: F403
 from manygrad.tensor.tensor import Tensor
 
 digamma, erf, erfc, erfinv, exp2, expm1 = (
@@ -46,16 +51,6 @@ def _entr(x: Tensor) -> Tensor:
     return (x < 0)._where(-math.inf, x.isnan()._where(x, -inside * inside.log())).where_not(x.eq(0), 0.0)
 
 
-def ndtr(x: Tensor) -> Tensor:
-    """The part of a normal distribution below x, with all its digits where it is small."""
-    return _ndtr(x)
-
-
-@elementary(lambda x: (x.square() * -0.5).exp() / math.sqrt(2 * math.pi), wide=True)
-def _ndtr(x: Tensor) -> Tensor:
-    return (x * -math.sqrt(0.5)).erfc() * 0.5
-
-
 def xlog1py(x: Tensor | float, y: Tensor | float) -> Tensor:
     """x · log(1 + y), and 0 where x is 0 (NaN where y is)."""
     a = x if isinstance(x, Tensor) else y.full_like(x)  # type: ignore[union-attr]
@@ -63,8 +58,51 @@ def xlog1py(x: Tensor | float, y: Tensor | float) -> Tensor:
     return (p.eq(0) & q.isnan().logical_not())._where(0.0, p * (p.eq(0) & (q <= -1))._where(0.0, q).log1p())
 
 
+def zeta(x: Tensor | float, q: Tensor | float) -> Tensor:
+    """Hurwitz' Σ (q + k) ** −x over k = 0, 1, 2, ... for x > 1; inf at a pole q = 0, −1, ..., NaN at other negative q
+    where x is no whole number."""
+    a = x if isinstance(x, Tensor) else q.full_like(x)  # type: ignore[union-attr]
+    s, p, kind = a._wide_floats(q)
+    return _zeta(s.cast("float64"), p.cast("float64")).cast(kind)
+
+
+def _zeta(s: Tensor, q: Tensor) -> Tensor:
+    """`zeta` of float64. The terms of negative q + k are turned around: with s whole they are those of a positive q."""
+    up = (q < 0)._where(q - q.floor(), q)
+    below = (q < 0)._where(1 - q, 1.0)
+    turned = _hurwitz(s, (q < 0)._where(1 - up, 1.0)) - _hurwitz(s, below)
+    odd = (s * 0.5).floor().ne(s * 0.5)
+    value = _hurwitz(s, up) + (q < 0)._where(odd._where(-turned, turned), 0.0)
+    value = (q <= 0)._where(q.floor().eq(q)._where(math.inf, s.floor().eq(s)._where(value, math.nan)), value)
+    first = (q < 1)._where(math.inf, q.eq(1)._where(1.0, 0.0))  # the largest term, to the power of infinity
+    value = s.eq(math.inf)._where(first.cast(value.dtype), value)
+    value = s.eq(1)._where(math.inf, (s < 1)._where(math.nan, value)).where_not(s.isnan() | q.isnan(), math.nan)
+
+    def backward(g: Tensor, s: Tensor, q: Tensor) -> tuple[NoGradient, Tensor]:
+        return NoGradient("zeta(x, q) has no gradient to x"), g * -s * _zeta(s + 1, q)
+
+    return with_gradient(value, "zeta", None, backward, s, q)
+
+
+def _hurwitz(s: Tensor, q: Tensor) -> Tensor:
+    """The sum for positive q, by Euler and Maclaurin."""
+    total = q.pow(-s)
+    for k in range(1, SHIFT):
+        total = total + (q + k).pow(-s)
+    y = q + SHIFT
+    last = y.pow(-s)
+    total = total + last * y / (s - 1) + last * 0.5
+    factor, power = s, y
+    for k, b in enumerate(BERNOULLI):  # B(2j)/(2j)! · s(s+1)...(s+2j−2) · y^(−s−2j+1)
+        j = k + 1
+        total = total + last * (factor / power) * (b / math.factorial(2 * j))
+        factor, power = factor * (s + 2 * j - 1) * (s + 2 * j), power * y * y
+    return total
+
+
 __all__ = [
-    "digamma", "entr", "erf", "erfc", "erfinv", "exp2", "expit", "expm1", "gammainc", "gammaincc", "gammaln", "i0",
-    "i0e", "i1", "i1e", "log1p", "log_softmax", "logit", "logsumexp", "multigammaln", "ndtr", "polygamma", "psi",
-    "round", "sinc", "softmax", "xlog1py", "xlogy",
+    "digamma", "entr", "erf", "erfc", "erfcx", "erfinv", "exp2", "expit", "expm1", "gammainc", "gammaincc", "gammaln",
+    "i0", "i0e", "i1", "i1e", "log1p", "log_ndtr", "log_softmax", "logit", "logsumexp", "multigammaln", "ndtr",
+    "ndtri", "polygamma", "psi", "round", "sinc", "softmax", "xlog1py", "xlogy", "zeta",
 ]  # fmt: skip
+__all__ += polynomials.__all__

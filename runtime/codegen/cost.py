@@ -315,7 +315,7 @@ KEPT_ROW = 16384
 # [memory_bound.py, softmax grad; 7b50cb8]
 KEPT_WORK = 6
 # operations: that one counts for; all others 1 [memory_bound.py, softmax grad; 7b50cb8]
-OPERATIONS = {Ops.EXP: 16, Ops.LOG: 16, Ops.SIN: 16, Ops.FDIV: 3, Ops.RECIP: 3, Ops.SQRT: 3}
+OPERATIONS = {Ops.EXP: 16, Ops.LOG: 16, Ops.SIN: 16, Ops.POW: 80, Ops.FDIV: 3, Ops.RECIP: 3, Ops.SQRT: 3}
 # rows: that are prefetched, in a tile at least [memory_bound.py, softmax; 9d04fae]
 LEAST_ROWS_HELD = 2
 # bytes: ahead of what is read in order, at least [inference.py]

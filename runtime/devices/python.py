@@ -58,7 +58,7 @@ def divide(a: np.ndarray, b: np.ndarray, dtype: DType) -> np.ndarray:
 
 def _in_double(f: Any) -> Any:
     """Transcendentals of float32 and the halves: computed in float64, rounded once."""
-    return lambda x: f(x.astype(np.float64)).astype(x.dtype)
+    return lambda x, *more: f(x.astype(np.float64), *(y.astype(np.float64) for y in more)).astype(x.dtype)
 
 
 UNARY: dict[Ops, Any] = {
@@ -73,6 +73,7 @@ UNARY: dict[Ops, Any] = {
 }
 BINARY: dict[Ops, Any] = {
     Ops.ADD: np.add, Ops.MUL: np.multiply, Ops.MAX: np.maximum, Ops.FDIV: np.true_divide,
+    Ops.POW: _in_double(np.power),
     Ops.SUB: lambda a, b: np.logical_xor(a, b) if a.dtype == bool else np.subtract(a, b),
     Ops.CMPLT: np.less, Ops.CMPNE: np.not_equal, Ops.CMPEQ: np.equal,
     Ops.AND: np.bitwise_and, Ops.OR: np.bitwise_or, Ops.XOR: np.bitwise_xor,

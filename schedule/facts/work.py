@@ -10,7 +10,17 @@ from manygrad.tensor.uop.shape import is_buffer
 CHEAP = 4  # weighted ops that are rather done twice than stored
 GATHERED = 8  # weighted ops that are rather done for each element gathered than once and stored
 EXPENSIVE = 30  # weighted ops; more is not computed twice
-WEIGHT = {Ops.EXP: 8, Ops.LOG: 8, Ops.SIN: 10, Ops.SQRT: 4, Ops.RECIP: 3, Ops.FDIV: 3, Ops.IDIV: 6, Ops.MOD: 6}
+WEIGHT = {
+    Ops.EXP: 8,
+    Ops.LOG: 8,
+    Ops.SIN: 10,
+    Ops.POW: 40,
+    Ops.SQRT: 4,
+    Ops.RECIP: 3,
+    Ops.FDIV: 3,
+    Ops.IDIV: 6,
+    Ops.MOD: 6,
+}
 NUMBERS = frozenset({Ops.CONST, Ops.IOTA, Ops.DEFINE_VAR})  # take no memory
 LOWERED = GroupOp.COLLECTIVE | {Ops.COPY}  # stand in a CALL, as what is called
 _LEAVES = NUMBERS | {Ops.AFTER, Ops.BARRIER, Ops.VIEW, Ops.BUFFER, Ops.PARAM}

@@ -89,7 +89,8 @@ def lstsq(a: Tensor, b: Tensor, rcond: Tolerance = None, *, driver: str | None =
 
     `residuals` (..., k) are the sums of squares of a x − b where m > n, else empty. Singular values up to `rcond` times
     the largest count as 0 (None: max(m, n) times the type's eps). They are given with the drivers "gelsd" and "gelss",
-    the rank with all but "gels"; computed is always by singular values. ValueError where shapes do not fit.
+    the rank with all but "gels", residuals with all but "gelsy" (as LAPACK has them); computed is always by singular
+    values. ValueError where shapes do not fit.
     """
     if driver not in DRIVERS:
         raise ValueError(f"lstsq: driver is one of {DRIVERS[1:]}, not {driver!r}")
@@ -102,7 +103,7 @@ def lstsq(a: Tensor, b: Tensor, rcond: Tolerance = None, *, driver: str | None =
         raise TypeError(f"lstsq: {a.dtype.name} and {b.dtype.name}; cast one")
     x = pinv(a, rtol=rcond) @ right
     none = a.new_zeros(0)
-    residuals = (a @ x - right).square().sum(-2) if m > n else without_slope(none, a, b)
+    residuals = (a @ x - right).square().sum(-2) if m > n and driver != "gelsy" else without_slope(none, a, b)
     s = svdvals(a.detach())
     rank = (s > _limit(s, a, None, rcond)).sum(-1)
     return LeastSquares(

@@ -70,8 +70,8 @@ class ActivationMixin:
         return self.hardtanh(0, 6)
 
     def threshold(self: Tensor, threshold: float, value: float) -> Tensor:
-        """x where x > threshold, else `value`."""
-        return (self > threshold)._where(self, value).cast(self.dtype)
+        """`value` where x <= threshold, else x; of NaN too."""
+        return (self <= threshold)._where(value, self).cast(self.dtype)
 
     def leaky_relu(self: Tensor, negative_slope: float = 0.01) -> Tensor:
         return (self > 0)._where(self, self * negative_slope)
@@ -194,8 +194,8 @@ class ActivationMixin:
 
     def softshrink(self: Tensor, lambd: float = 0.5) -> Tensor:
         """x moved by lambd towards 0; 0 within."""
-        if lambd < 0:
-            raise ValueError(f"softshrink: lambd is at least 0, not {lambd}")
+        if not 0 <= lambd < math.inf:
+            raise ValueError(f"softshrink: lambd is a number from 0, not {lambd}")
         return (self > lambd)._where(self - lambd, (self < -lambd)._where(self + lambd, self.isnan()._where(self, 0.0)))
 
     # *** over a dim ***

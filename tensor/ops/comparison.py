@@ -59,7 +59,7 @@ class ComparisonMixin:
         """|x − y| <= atol + rtol·|y|, or both are the same infinity (with equal_nan: both NaN)."""
         if self.dtype is not other.dtype:
             raise TypeError(f"isclose: {self.dtype.name} and {other.dtype.name} differ; cast one")
-        if rtol < 0 or atol < 0:
+        if not (rtol >= 0 and atol >= 0):
             raise ValueError(f"isclose: rtol and atol are not negative, got {rtol} and {atol}")
         x, y = self._pair(other)
         if x.dtype.is_bool:

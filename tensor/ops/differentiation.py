@@ -204,8 +204,21 @@ class DifferentiationMixin:
 
     def gradient(self: Tensor, *targets: Tensor, gradient: Tensor | None = None) -> list[Tensor]:
         """d(self)/d(target) for each target, without touching `.grad`; zeros where nothing flows.
-        Any tensor below can be a target."""
-        return [t.zeros_like() if g is None else g for t, g in zip(targets, self._gradients(targets, gradient))]
+
+        Any tensor below can be a target. Values that have been computed remember what they depend on only where that
+        has requires_grad=True, so it is an error where any other target is not below: zeros could be wrong.
+        """
+        found = self._gradients(targets, gradient)
+        absent = [t for t, g in zip(targets, found) if g is None and not t._requires_grad]
+        if absent:
+            below = with_history(self.uop, [t for t in targets if t._requires_grad])[1]
+            if any(t.uop not in below for t in absent):
+                raise RuntimeError(
+                    "gradient(): this value does not depend on one of the targets, as far as is known: what has been "
+                    "computed (realize(), a read) remembers only what has requires_grad=True. Set it on the target "
+                    "before, or ask for the gradient before the value is computed"
+                )
+        return [t.zeros_like() if g is None else g for t, g in zip(targets, found)]
 
     @locked
     def _gradients(self: Tensor, targets: Sequence[Tensor], gradient: Tensor | None) -> list[Tensor | None]:

@@ -20,7 +20,7 @@ class DistanceMixin:
         """
         if self.ndim < 2 or x2.ndim < 2 or self.shape[-1] != x2.shape[-1]:
             raise ValueError(f"cdist: expected (..., P, M) and (..., R, M), got {self.shape} and {x2.shape}")
-        if p < 0:
+        if not p >= 0:
             raise ValueError(f"cdist: p is not negative, got {p}")
         return (self.unsqueeze(-2) - x2.unsqueeze(-3)).norm(p, -1)
 

@@ -43,6 +43,7 @@ class DistributionsMixin:
         """1 with the probability that the element holds (or `p`), else 0."""
         if not self.dtype.is_float:
             raise TypeError(f"bernoulli: probabilities are floats, not {self.dtype.name}")
+        _check_probability("bernoulli", p)
         return (self.rand_like(dtypes.float32) < (self if p is None else p)).cast(self.dtype)
 
     def multinomial(self: Tensor, num_samples: int, replacement: bool = False) -> Tensor:
@@ -87,23 +88,26 @@ class DistributionsMixin:
         return self.rand_like(self.dtype if self.dtype.is_float and not self.dtype.is_half else dtypes.float32)
 
     def uniform_(self: Tensor, from_: float = 0.0, to: float = 1.0) -> Tensor:
-        if from_ > to:
+        if not from_ <= to:
             raise ValueError(f"uniform_: the range [{from_}, {to}) is empty")
         return self._of_floats("uniform_")._filled_with(self._unit() * (to - from_) + from_)
 
     def normal_(self: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
-        if std < 0:
+        if not std >= 0:
             raise ValueError(f"normal_: the standard deviation must not be negative, got {std}")
         return self._of_floats("normal_")._filled_with(self.randn_like(dtypes.float32) * std + mean)
 
     def log_normal_(self: Tensor, mean: float = 1.0, std: float = 2.0) -> Tensor:
+        _check_above_0("log_normal_", "std", std)
         return self._of_floats("log_normal_")._filled_with((self.randn_like(dtypes.float32) * std + mean).exp())
 
     def exponential_(self: Tensor, lambd: float = 1.0) -> Tensor:
         """Density lambd · exp(−lambd · x)."""
+        _check_above_0("exponential_", "lambd", lambd)
         return self._of_floats("exponential_")._filled_with(-(1 - self._unit()).log() / lambd)
 
     def cauchy_(self: Tensor, median: float = 0.0, sigma: float = 1.0) -> Tensor:
+        _check_above_0("cauchy_", "sigma", sigma)
         return self._of_floats("cauchy_")._filled_with(((self._unit() - 0.5) * math.pi).tan() * sigma + median)
 
     def geometric_(self: Tensor, p: float) -> Tensor:
@@ -113,6 +117,7 @@ class DistributionsMixin:
         return self._filled_with(((1 - self._unit()).log() / math.log1p(-p)).ceil().clamp(min=1))
 
     def bernoulli_(self: Tensor, p: Any = 0.5) -> Tensor:
+        _check_probability("bernoulli_", p)
         return self._filled_with(self._unit() < p)
 
     def random_(self: Tensor, from_: int = 0, to: int | None = None) -> Tensor:
@@ -125,3 +130,14 @@ class DistributionsMixin:
             )
             to = 1 << min(bits, 32)
         return self._filled_with(self.randint_like(from_, to, dtypes.int64))
+
+
+def _check_above_0(function: str, name: str, number: float) -> None:
+    if not number > 0:
+        raise ValueError(f"{function}: {name} is above 0, not {number}")
+
+
+def _check_probability(function: str, p: Any) -> None:
+    """Probabilities that are tensors are not read."""
+    if isinstance(p, (int, float)) and not 0 <= p <= 1:
+        raise ValueError(f"{function}: the probability must lie in [0, 1], got {p}")

@@ -93,12 +93,22 @@ def _erfc_far(a: Tensor, exact: bool = True) -> Tensor:
         return 2 * normal_tail(a * math.sqrt(2))
     if exact:
         a = a.minimum(28.0 if _is_wide(a) else 11.0)
-        dropped = 27 if _is_wide(a) else 12
-        short = ((bits_of(a) >> dropped) << dropped).bitcast(a.dtype)
-        decay = (-short * short).exp() * ((short - a) * (short + a)).exp()
+        decay = exp_of_square(a, -1)
     else:
         decay = (-a * a).exp()
-    return decay * polynomial((4 - a) / (4 + a), ERFC64 if _is_wide(a) else ERFC32) / (2 * a + 1)
+    return decay * scaled_tail(a)
+
+
+def exp_of_square(a: Tensor, sign: int) -> Tensor:
+    """exp(sign · a²), a² in two parts."""
+    dropped = 27 if _is_wide(a) else 12
+    short = ((bits_of(a) >> dropped) << dropped).bitcast(a.dtype)
+    return (sign * short * short).exp() * (sign * (a - short) * (a + short)).exp()
+
+
+def scaled_tail(a: Tensor) -> Tensor:
+    """exp(a²) · erfc(a) for a >= 0."""
+    return polynomial((4 - a) / (4 + a), ERFC64 if _is_wide(a) else ERFC32) / (2 * a + 1)
 
 
 class ErrorFunctionMixin:

@@ -89,7 +89,7 @@ def smooth_l1_loss(
     beta: float = 1.0,
 ) -> Tensor:
     """d² / (2 beta) where d = |x − y| < beta, else d − beta / 2."""
-    if beta < 0:
+    if not beta >= 0:
         raise ValueError(f"smooth_l1_loss: beta is at least 0, not {beta}")
     difference = input - target
     d = difference.abs()
@@ -105,7 +105,7 @@ def huber_loss(
     input: Tensor, target: Tensor, reduction: str = "mean", delta: float = 1.0, weight: Tensor | None = None
 ) -> Tensor:
     """d² / 2 where d = |x − y| <= delta, else delta · (d − delta / 2)."""
-    if delta <= 0:
+    if not delta > 0:
         raise ValueError(f"huber_loss: delta is above 0, not {delta}")
     difference = input - target
     d = difference.abs()
@@ -437,7 +437,7 @@ def triplet_margin_with_distance_loss(anchor: Tensor, positive: Tensor, negative
                                       margin: float = 1.0, swap: bool = False,
                                       reduction: str = "mean") -> Tensor:  # fmt: skip
     """triplet_margin_loss with a distance of one's own (default: pairwise_distance)."""
-    if margin <= 0:
+    if not margin > 0:
         raise ValueError(f"triplet_margin_loss: margin is above 0, not {margin}")
     if not anchor.ndim == positive.ndim == negative.ndim:
         raise ValueError(

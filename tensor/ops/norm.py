@@ -46,6 +46,8 @@ class NormMixin:
     def renorm(self: Tensor, p: float, dim: int, maxnorm: float) -> Tensor:
         """Each slice along `dim` of a p-norm above `maxnorm` scaled down to it."""
         d = self._dim(dim)
+        if not maxnorm >= 0:
+            raise ValueError(f"renorm: maxnorm is at least 0, not {maxnorm}")
         if self.ndim < 2:
             raise ValueError(f"renorm needs at least 2 dims, this tensor has shape {self.shape}")
         size = self.norm(p, tuple(i for i in range(self.ndim) if i != d), keepdim=True)

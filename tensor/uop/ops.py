@@ -36,6 +36,7 @@ class Ops(Enum):
     SUB = auto()
     MUL = auto()
     FDIV = auto()  # float division
+    POW = auto()  # float power
     IDIV = auto()  # integer division, towards zero (C); on dtypes.index: floor
     MOD = auto()  # remainder with the sign of the dividend (C); on dtypes.index: floor
     MAX = auto()
@@ -107,7 +108,7 @@ class GroupOp:
     MOVEMENT = frozenset({Ops.RESHAPE, Ops.PERMUTE, Ops.EXPAND, Ops.PAD, Ops.SHRINK, Ops.FLIP})
     VIEW = MOVEMENT - {Ops.PAD}  # each element is one of the source's: memory can be read and written through it
     UNARY = frozenset({Ops.NEG, Ops.RECIP, Ops.SQRT, Ops.EXP, Ops.LOG, Ops.SIN, Ops.TRUNC, Ops.NOT})
-    BINARY = frozenset({Ops.ADD, Ops.SUB, Ops.MUL, Ops.FDIV, Ops.IDIV, Ops.MOD, Ops.MAX, Ops.CMPLT, Ops.CMPNE,
+    BINARY = frozenset({Ops.ADD, Ops.SUB, Ops.MUL, Ops.FDIV, Ops.POW, Ops.IDIV, Ops.MOD, Ops.MAX, Ops.CMPLT, Ops.CMPNE,
                         Ops.CMPEQ, Ops.AND, Ops.OR, Ops.XOR, Ops.SHL, Ops.SHR})  # fmt: skip
     TERNARY = frozenset({Ops.WHERE, Ops.FMA})
     ALU = UNARY | BINARY | TERNARY

@@ -200,7 +200,7 @@ NUMBER: Need = ("the value of its dtype as arg", lambda u: is_number_of(u.arg, u
 
 # *** rules that hold from the user's graph to kernels ***
 
-FLOATS = frozenset({Ops.RECIP, Ops.SQRT, Ops.EXP, Ops.LOG, Ops.SIN, Ops.FDIV, Ops.FMA})
+FLOATS = frozenset({Ops.RECIP, Ops.SQRT, Ops.EXP, Ops.LOG, Ops.SIN, Ops.FDIV, Ops.POW, Ops.FMA})
 INTEGERS = frozenset({Ops.IDIV, Ops.SHL, Ops.SHR})
 BITWISE = frozenset({Ops.NOT, Ops.AND, Ops.OR, Ops.XOR})
 REDUCES = (Ops.ADD, Ops.MUL, Ops.MAX)

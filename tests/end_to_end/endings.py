@@ -36,7 +36,7 @@ CHILDREN = ("child", "child of exit handler", "process")
 DESTRUCTORS = ("destructor", "cycle")  # Python says when, on each rank at another time
 BEYOND = ("daemon", "interpreter's end")  # nobody waits for these
 NAMED = ("NoRank", "LostValue: the value is the parent's")
-# a daemon thread that communicates while its rank ends: the ranks cannot know whether it will
+# a daemon thread that communicates while its rank does, or ends: the ranks cannot know whether it will, and when
 DAEMONS = ("a daemon thread", "run different programs", "finished the script", "does not fit")
 
 
@@ -96,6 +96,7 @@ def carried_out(plan: dict[str, Any], folder: Path) -> list[str]:
 def _acts(plan: dict[str, Any], log: str, workers: int) -> list[str]:
     found = {int(n): said for n, said in re.findall(r"^act (\d+) (.*)$", log, re.M)}
     fails = plan["end"][0] in ("raise", "code", "kill")
+    races = workers > 1 and _daemons(plan)
     wrong = []
     for number, (place, what, choice) in enumerate(plan["acts"]):
         said = found.get(number)
@@ -103,7 +104,8 @@ def _acts(plan: dict[str, Any], log: str, workers: int) -> list[str]:
         if said is not None and said.startswith("wrong"):
             wrong.append(name)
         elif place in PLACES and said != "right":
-            if not fails or place == "script":
+            is_named = races and what in ALL and said is not None and any(text in said for text in DAEMONS)
+            if not is_named and (not fails or place == "script"):
                 wrong.append(name)
         elif place in CHILDREN and not fails:
             is_right = said == "right" and (workers == 1 or what == "make")
@@ -115,13 +117,17 @@ def _acts(plan: dict[str, Any], log: str, workers: int) -> list[str]:
     return wrong
 
 
+def _daemons(plan: dict[str, Any]) -> bool:
+    """Whether a daemon thread communicates."""
+    return any(place == "daemon" and what in ALL for place, what, _ in plan["acts"])
+
+
 def _ending(plan: dict[str, Any], code: int, err: str) -> list[str]:
     (end, who), workers = plan["end"], plan["workers"]
     expected = {"raise": 1, "code": 3, "kill": 137 if workers > 1 else -signal.SIGKILL}.get(end, 0)
-    daemons = any(place == "daemon" and what in ALL for place, what, _ in plan["acts"])
     if code == expected and (not expected or workers == 1 or f"rank {who} failed" in err):
         return []
-    if daemons and code == 1 and any(text in err for text in DAEMONS):
+    if _daemons(plan) and code == 1 and any(text in err for text in DAEMONS):
         return []
     return [f"it ended with {code}, not {expected}"]
 

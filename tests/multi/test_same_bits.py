@@ -157,6 +157,34 @@ def test_a_sum_over_the_cut_dim_has_the_same_bits(name: str) -> None:
             assert differing(CASES[name], blocks, rows) == [], (blocks, rows)
 
 
+def trained(devices: Devices, blocks: int, follow: int, steps: int = 14) -> list[bytes]:
+    """Losses of a plain loop, which is captured by itself after a few of its steps, and the parameters at its end."""
+    Tensor.manual_seed(3)
+    rng = np.random.default_rng(0)
+    with Context(SUM_BLOCKS=blocks, FOLLOW=follow):
+        model = nn.Sequential(nn.Embedding(13, 8), nn.Linear(8, 16), nn.LayerNorm(16), nn.GELU(), nn.Linear(16, 5))
+        for p in model.parameters():
+            p.shard_(devices)
+        optimizer = nn.optim.AdamW(model.parameters(), lr=1e-2)
+        losses = []
+        for _ in range(steps):
+            tokens, answers = (Tensor(rng.integers(0, n, 48)).shard(devices, 0) for n in (13, 5))
+            optimizer.zero_grad()
+            loss = model(tokens).cross_entropy(answers)
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            losses.append(loss.numpy().tobytes())
+        return [*losses, *(p.numpy().tobytes() for p in model.parameters())]
+
+
+@pytest.mark.parametrize("blocks", COUNTS)
+def test_a_plain_training_loop_has_the_same_bits(blocks: int) -> None:
+    want = trained(("CPU:0",), blocks, follow=0)
+    for count in COUNTS[blocks]:
+        assert trained(tuple(f"CPU:{i}" for i in range(count)), blocks, follow=1) == want, count
+
+
 def main() -> None:
     print(f"| | {' | '.join(f'{n} of {b}' for b, counts in COUNTS.items() for n in counts[1:])} |")
     print("|---|" + "---|" * sum(len(c) - 1 for c in COUNTS.values()))

@@ -127,3 +127,16 @@ def test_errors() -> None:
         nn.RNNBase("GRU", 3, 4, proj_size=2)
     with pytest.raises(ValueError, match='nonlinearity is "tanh" or "relu"'):
         nn.RNN(3, 4, nonlinearity="gelu")
+    for bad in ({"bias": 1}, {"batch_first": 0}, {"bidirectional": "no"}):
+        with pytest.raises(TypeError, match="is True or False, not"):
+            nn.GRU(3, 4, **bad)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="input_size must be positive, got 0"):
+        nn.LSTM(0, 4)
+
+
+@pytest.mark.parametrize("cell", [nn.RNNCell, nn.GRUCell, nn.LSTMCell])
+@pytest.mark.parametrize("shape", [(1, 4), (4,), (2, 5), (1, 1, 2, 4)])
+def test_a_state_that_would_be_broadcast_is_refused(cell: Any, shape: tuple[int, ...]) -> None:
+    state = Tensor.zeros(*shape)
+    with pytest.raises(ValueError, match=r"a state has shape .*, this input needs \(2, 4\)"):
+        cell(3, 4)(Tensor.zeros(2, 3), (Tensor.zeros(2, 4), state) if cell is nn.LSTMCell else state)

@@ -218,6 +218,36 @@ def test_what_a_constant_leaves_alone_has_numpys_bits(number: float, dtype: str)
             assert np.signbit(got[keep]).tolist() == np.signbit(want[keep]).tolist(), op
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["add", "sub", "mul", "div", "pow", "maximum", "minimum", "fmod", "remainder", "atan2", "hypot", "copysign",
+     "floor_divide", "logaddexp", "logaddexp2", "xlogy", "lt", "le", "gt", "ge", "eq", "ne", "fmax", "fmin"],
+)  # fmt: skip
+def test_a_number_is_as_a_tensor_of_it(name: str) -> None:
+    """Also NaN and the infinities, which rules for constants forget."""
+    t, f = Tensor(SPECIAL), getattr(Tensor, name)
+    for number in (math.nan, math.inf, -math.inf, 0.0, 1.0, -1.0, 2.5, 3, -3):
+        with np.errstate(all="ignore"):
+            want = f(t, Tensor(np.full(SPECIAL.shape, number, SPECIAL.dtype))).numpy()
+        np.testing.assert_array_equal(f(t, number).numpy(), want, err_msg=str(number))
+
+
+ACTIVATIONS: dict[str, tuple[float, ...]] = {
+    **dict.fromkeys(["celu", "elu", "gelu", "hardshrink", "hardsigmoid", "hardswish", "hardtanh", "leaky_relu",
+                     "logsigmoid", "mish", "relu", "relu6", "selu", "sigmoid", "silu", "softplus", "softshrink",
+                     "softsign", "tanh", "tanhshrink"], ()),
+    "threshold": (0.5, 2.0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_an_activation_keeps_nan(name: str) -> None:
+    """Else a run goes on with numbers after its first NaN."""
+    x = Tensor([math.nan, 1.0], requires_grad=True)
+    out = getattr(x, name)(*ACTIVATIONS[name])
+    assert out.isnan().tolist() == [True, False]
+
+
 def test_special_values_of_two_operands() -> None:
     a, b = (x.reshape(-1) for x in np.meshgrid(SPECIAL, SPECIAL))
     with np.errstate(all="ignore"):

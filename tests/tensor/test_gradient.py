@@ -384,9 +384,25 @@ def test_backward_with_a_given_gradient() -> None:
 
 
 def test_gradient_leaves_grad_alone_and_gives_zeros_where_nothing_flows() -> None:
-    x, y = Tensor([1.0, 2.0], requires_grad=True), Tensor([3.0])
-    gx, gy = (x * x).sum().gradient(x, y)
-    assert gx.tolist() == [2.0, 4.0] and gy.tolist() == [0.0] and x.grad is None
+    x, y, z = Tensor([1.0, 2.0], requires_grad=True), Tensor([3.0], requires_grad=True), Tensor([4.0])
+    gx, gy, gz = ((x * x).sum() + z.detach()).gradient(x, y, z)
+    assert gx.tolist() == [2.0, 4.0] and gy.tolist() == gz.tolist() == [0.0] and x.grad is None
+
+
+def test_no_zeros_for_what_a_computed_value_may_depend_on() -> None:
+    """A value in memory does not know that it was computed from what has no requires_grad."""
+    for kept in (True, False):
+        x = Tensor([1.0, 2.0])
+        x.requires_grad = kept
+        (slope,) = (x**3).sum().gradient(x)
+        assert slope.sum().gradient(x)[0].tolist() == [6.0, 12.0]
+        for value in (slope, x * x * 3):
+            value.realize()
+            if kept:
+                assert value.sum().gradient(x)[0].tolist() == [6.0, 12.0]
+            else:
+                with pytest.raises(RuntimeError, match="does not depend on one of the targets, as far as is known"):
+                    value.sum().gradient(x)
 
 
 def test_gradients_of_the_half_types() -> None:

@@ -159,6 +159,11 @@ def test_ranks_and_infos() -> None:
     assert linalg.matrix_rank(Tensor(np.diag([1.0, -0.1, 0.0])), rtol=0.01, hermitian=True).item() == 2
     found = linalg.lstsq(Tensor(one[0]), Tensor(drawn(4, 2)), driver="gelsd")
     assert found.rank.item() == 1 and found.singular_values.shape == (3,)
+    for driver, shapes in {
+        "gels": [(2,), (0,), (0,)], "gelsy": [(0,), (), (0,)], "gelsd": [(2,), (), (3,)], "gelss": [(2,), (), (3,)]
+    }.items():  # fmt: skip
+        found = linalg.lstsq(Tensor(one[0]), Tensor(drawn(4, 2)), driver=driver)
+        assert [t.shape for t in found[1:]] == shapes
     assert linalg.lu_factor_ex(Tensor([[0.0, 1.0], [0.0, 2.0]])).info.item() == 1
     assert linalg.inv_ex(Tensor([[[1.0, 2.0], [2.0, 4.0]], [[1.0, 0.0], [0.0, 1.0]]])).info.tolist() == [2, 0]
     assert linalg.cholesky_ex(Tensor([[1.0, 0.0], [0.0, -1.0]])).info.item() == 2

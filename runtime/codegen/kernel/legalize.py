@@ -13,7 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from manygrad.runtime.codegen.kernel.transcendental import EXPANSIONS
+from manygrad.runtime.codegen.kernel.power import power
+from manygrad.runtime.codegen.kernel.transcendental import exp, log, sin
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop.ops import GroupOp, Ops
 from manygrad.tensor.uop.rewrite import rebuild
@@ -21,6 +22,12 @@ from manygrad.tensor.uop.uop import UOp
 
 f32 = dtypes.float32
 Written = Mapping[UOp, UOp]  # what stands in place of an operation -> that operation, its sources legalized
+EXPANSIONS: dict[Ops, Callable[..., UOp]] = {
+    Ops.EXP: exp,
+    Ops.LOG: lambda x, scales: log(x),
+    Ops.SIN: lambda x, scales: sin(x),
+    Ops.POW: power,
+}
 
 
 class Legalized(NamedTuple):
@@ -38,9 +45,9 @@ def widen_halves(u: UOp) -> UOp | None:
 
 
 def expand_transcendentals(u: UOp, scales: bool) -> UOp | None:
-    """EXP, LOG, SIN of float32 or float64 -> arithmetic"""
+    """EXP, LOG, SIN, POW of float32 or float64 -> arithmetic"""
     expansion = EXPANSIONS.get(u.op)
-    return expansion(u.src[0], scales) if expansion is not None and u.dtype in (f32, dtypes.float64) else None
+    return expansion(*u.src, scales) if expansion is not None and u.dtype in (f32, dtypes.float64) else None
 
 
 def legalize(ast: UOp, scales: bool = False) -> Legalized:

@@ -31,7 +31,7 @@ _INSTRUCTIONS = (
 _SIMPLE: Spec = plus(KERNEL, *_INSTRUCTIONS)  # (a kernel may come with functions that are expanded already)
 _DOTS: Spec = plus(KERNEL, _DOT, *_INSTRUCTIONS)
 _LEGAL: Spec = also(
-    without(_DOTS, Ops.EXP, Ops.LOG, Ops.SIN),
+    without(_DOTS, Ops.EXP, Ops.LOG, Ops.SIN, Ops.POW),
     ("arithmetic in more than half precision", lambda u: not any(s.dtype.is_half for s in u.src)),
     but=[op for op in Ops if op not in GroupOp.ALU | {Ops.REDUCE} or op is Ops.WHERE],
 )

@@ -9,7 +9,6 @@ multiples of 4 are dropped (after Payne and Hanek).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from manygrad.tensor.dtype import DType, dtypes
@@ -119,23 +118,33 @@ def exp(x: UOp, scales: bool = False) -> UOp:
         r = fma(n, -1.90821492927058770002e-10, fma(n, -6.93147180369123816490e-01, clamped))
         tail = polynomial(r, *(1.0 / math.factorial(i) for i in range(13, 1, -1)))
     p = fma(r, fma(r, tail, 1.0), 1.0)
+    return scaled(p, n, k, scales)
+
+
+def scaled(p: UOp, n: UOp, k: UOp, scales: bool) -> UOp:
+    """p * 2**n, where k is n as an integer."""
     if scales:
-        return UOp(Ops.CUSTOM, d, (p, n), "scale")
+        return UOp(Ops.CUSTOM, p.dtype, (p, n), "scale")
     half = k.alu(Ops.SHR, c(k.dtype, 1))  # in two steps, so that results may overflow or be denormal
-    return mul(mul(p, power_of_two(half, d)), power_of_two(sub(k, half), d))
+    return mul(mul(p, power_of_two(half, p.dtype)), power_of_two(sub(k, half), p.dtype))
+
+
+def split(x: UOp) -> tuple[UOp, UOp]:
+    """(m, k), m in [sqrt(1/2), sqrt(2)), with x = m * 2**k of a positive, finite x."""
+    d, i = x.dtype, INT[x.dtype]
+    bits = FRACTION_BITS[d]
+    tiny = less(x, 2.0 ** (1 - BIAS[d]))
+    normal = where(tiny, mul(x, 2.0**bits), x)
+    offset = add(normal.bitcast(i), -int(_bits(math.sqrt(0.5), d)))
+    k = add(offset.alu(Ops.SHR, c(i, bits)), where(tiny, c(i, -bits), c(i, 0)))
+    m = add(offset.alu(Ops.AND, c(i, (1 << bits) - 1)), int(_bits(math.sqrt(0.5), d))).bitcast(d)
+    return m, k.cast(d)
 
 
 def log(x: UOp) -> UOp:
-    d, i = x.dtype, INT[x.dtype]
-    bits, bias = FRACTION_BITS[d], BIAS[d]
-    smallest = 2.0 ** (1 - bias)
-    tiny = less(x, smallest)
-    scaled = where(tiny, mul(x, 2.0**bits), x)
-    # m in [sqrt(1/2), sqrt(2)), x = m * 2**k
-    offset = add(scaled.bitcast(i), -int(_bits(math.sqrt(0.5), d)))
-    k = add(offset.alu(Ops.SHR, c(i, bits)), where(tiny, c(i, -bits), c(i, 0)))
-    m = add(offset.alu(Ops.AND, c(i, (1 << bits) - 1)), int(_bits(math.sqrt(0.5), d))).bitcast(d)
-    f, n = sub(m, 1.0), k.cast(d)
+    d = x.dtype
+    m, n = split(x)
+    f = sub(m, 1.0)
     if d is f32:
         p = polynomial(
             f,
@@ -298,10 +307,3 @@ def _sin_in_quadrant(r: UOp, k: UOp) -> UOp:
     odd = k.alu(Ops.AND, c(i, 1)).alu(Ops.CMPNE, c(i, 0))
     sign = k.alu(Ops.AND, c(i, 2)).alu(Ops.SHL, c(i, d.bits - 2))
     return where(odd, cosine, s).bitcast(INT[d]).alu(Ops.XOR, sign).bitcast(d)
-
-
-EXPANSIONS: dict[Ops, Callable[[UOp, bool], UOp]] = {
-    Ops.EXP: exp,
-    Ops.LOG: lambda x, scales: log(x),
-    Ops.SIN: lambda x, scales: sin(x),
-}

@@ -156,7 +156,11 @@ def operators(name: str) -> None:
 
 
 def constants(name: str) -> None:
-    """Divisions and shifts by what is known, as renderers print them in other ways."""
+    """Operations with what is known, as renderers print them in other ways."""
+    for d in (d for d in dtypes.all if d.is_float):
+        for number in (np.nan, np.inf, -np.inf, 0.0, -0.0, 1.0, -1.5):
+            c = UOp.const(d, number)
+            same(name, lambda x, c=c: [v for op in FLOAT_OPS for v in (x.alu(op, c), c.alu(op, x))], [data(d, 64)], [d])
     for d in (d for d in dtypes.all if d.is_int):
         for by in (1, 3, 7, d.itemsize * 8, int(d.max), 0, *(() if d.is_unsigned else (-1, -3))):
             c = UOp.const(d, by)
@@ -195,12 +199,14 @@ def fused(name: str) -> None:
 
 def transcendentals(name: str) -> None:
     x = np.concatenate([np.linspace(-90, 90, 500), 10.0 ** np.linspace(-30, 30, 200), SPECIAL]).astype(np.float32)
+    y = np.random.default_rng(4).permutation(x)
     i = loop(x.size, 0)
-    ast = sink(*(store(k, i, load(3, i).alu(op), i) for k, op in enumerate((Ops.EXP, Ops.LOG, Ops.SIN))))
-    given = [*(np.zeros_like(x) for _ in range(3)), x]
+    unary = [load(4, i).alu(op) for op in (Ops.EXP, Ops.LOG, Ops.SIN)]
+    ast = sink(*(store(k, i, u, i) for k, u in enumerate([*unary, load(4, i).alu(Ops.POW, load(5, i))])))
+    given = [*(np.zeros_like(x) for _ in range(4)), x, y]
     with Context(CACHE=0):
         found = run(ast, given, device=name)
-    for got, want in list(zip(found, run(ast, given)))[:3]:
+    for got, want in list(zip(found, run(ast, given)))[:4]:
         np.testing.assert_allclose(got, want, rtol=3e-7, atol=1e-44)
 
 

@@ -63,10 +63,11 @@ class LLVMArithmetic(Converter):
             case Ops.SQRT | Ops.TRUNC:
                 return self.call(f"llvm.{x.op.name.lower()}.{suffix(e, n)}", t, f"{t} {src[0]}")
             case Ops.MAX:  # the greater; NaN where either is
-                a, b = src if x.src[1].op is not Low.CONST else (src[1], src[0])
+                numbers = [s.op is Low.CONST and s.arg == s.arg for s in x.src]  # (never NaN)
+                a, b = src if not numbers[1] else (src[1], src[0])
                 greater = self.let(f"fcmp ogt {t} {a}, {b}")
                 best = self.let(f"select {vector('i1', n)} {greater}, {t} {a}, {t} {b}")
-                if Low.CONST in (x.src[0].op, x.src[1].op):
+                if any(numbers):
                     return best
                 nan = self.let(f"fcmp uno {t} {a}, {a}")
                 return self.let(f"select {vector('i1', n)} {nan}, {t} {a}, {t} {best}")

@@ -83,9 +83,10 @@ class OpenCLArithmetic(OpenCLWriter):
             case Ops.SQRT | Ops.TRUNC:
                 return f"{op.name.lower()}({src[0]})"
             case Ops.MAX:  # the greater; NaN where either is
-                a, b = src if x.src[1].op is not Low.CONST else (src[1], src[0])
+                numbers = [s.op is Low.CONST and s.arg == s.arg for s in x.src]  # (never NaN)
+                a, b = src if not numbers[1] else (src[1], src[0])
                 best = f"(({a} > {b}) ? {a} : {b})"
-                return best if Low.CONST in (x.src[0].op, x.src[1].op) else f"(({a} != {a}) ? {a} : {best})"
+                return best if any(numbers) else f"(({a} != {a}) ? {a} : {best})"
         raise NotImplementedError(f"{op.name} on {d}")
 
     # *** integers ***
