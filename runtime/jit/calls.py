@@ -7,7 +7,6 @@ from contextlib import suppress
 
 from manygrad.errors import JitError
 from manygrad.runtime.jit.captured import Captured
-from manygrad.runtime.jit.memory import whole
 from manygrad.runtime.jit.recording import Named, record
 from manygrad.runtime.storage import STORAGE
 from manygrad.tensor.grad_mode import set_grad_enabled
@@ -21,12 +20,11 @@ from manygrad.tensor.uop.views import memory, rebased
 class CapturedCalls:
     """A capture of calls."""
 
-    def __init__(self, captured: Captured[list[Tensor]], state: list[Tensor], there: set[int]) -> None:
-        """`state`: tensors that it reads where they lie; `there`: ids of memory that there was before."""
+    def __init__(self, captured: Captured[list[Tensor]], state: list[Tensor]) -> None:
+        """`state`: tensors that it reads where they lie."""
         self.captured = captured
         self.state = [(u, STORAGE.get(u)) for u in {memory(t.uop) for t in state}]
-        own = {id(b): b for item in captured.items for b in map(whole, item.buffers) if id(b) not in there}
-        self.nbytes = sum(b.nbytes for b in own.values())
+        self.nbytes = captured.nbytes
 
     def fits(self) -> bool:
         """Whether the gradients that it makes are not there yet, and state lies where it lay."""
@@ -64,7 +62,7 @@ def capture_calls(
     if captured is None:
         return out, None, flows
     captured.following.left = 0
-    return out, CapturedCalls(captured, state, recorded.there), flows
+    return out, CapturedCalls(captured, state), flows
 
 
 def has_history(u: UOp) -> bool:
