@@ -523,10 +523,10 @@ class RealizeEngine:
 
     def canonical(self, device: str) -> str:
         """`cpu:1` -> `CPU:1`; the node is kept where there are several: `CPU:0@2`."""
-        _, at, node = device.partition("@")
-        local, world = local_canonical(device), current().world
-        if not at or world.size == 1:
+        local = local_canonical(device)
+        if "@" not in device or (world := current().world).size == 1:
             return local
+        node = device.partition("@")[2]
         if not node.isdecimal() or int(node) >= world.size:
             raise ValueError(
                 f"device {device!r}: node {node} does not exist, the world has {world.size} (0..{world.size - 1})"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from manygrad.tensor.deferred.arguments import External, Value, resolved
-from manygrad.tensor.deferred.tensors import settle
+from manygrad.tensor.deferred.tensors import DeferredTensor, PutsOff, settle
 from manygrad.tensor.deferred.tree import Spec, TraceNode
 from manygrad.tensor.engine import engine
 from manygrad.tensor.grad_mode import set_grad_enabled
@@ -16,6 +16,8 @@ from manygrad.tensor.storage import is_one_storage
 from manygrad.tensor.tensor import Tensor, _training
 from manygrad.tensor.uop import Ops, UOp
 from manygrad.tensor.uop.views import memory, rebased
+
+_new = DeferredTensor.__new__
 
 
 class DeferredCall:
@@ -93,6 +95,19 @@ class TraceValues:
 
     def __len__(self) -> int:
         return len(self.refs)
+
+    def promise(self, trace: PutsOff, spec: Any) -> DeferredTensor:
+        """A tensor that the next value will be, as its Spec says. (In one piece: each call makes one.)"""
+        refs = self.refs
+        number = len(refs)
+        t = _new(DeferredTensor)
+        t.__dict__ = {
+            "_requires_grad": None, "_leaf": None, "_grad": None, "_storage": None, "_device": spec.home,
+            "_trace": trace, "_spec": spec, "_value": (self.serial, number),
+        }  # fmt: skip
+        self.storages.append(number if spec.storage < 0 else spec.storage)
+        refs.append(weakref.ref(t))
+        return t
 
     def add(self, t: Tensor, spec: Spec) -> None:
         """`t` is the next value."""

@@ -31,6 +31,7 @@ class DeferredTensor(Tensor):
 
     _trace: PutsOff
     _spec: Spec
+    _value: tuple[int, int]  # the serial of its trace, and its number there
 
     @property
     def uop(self) -> UOp:
@@ -86,16 +87,6 @@ class DeferredTensor(Tensor):
         return self._spec.device or self._spec.home
 
 
-def deferred(trace: PutsOff, number: int, spec: Spec) -> DeferredTensor:
-    """A tensor that the trace's value of this number will be."""
-    t = Tensor.__new__(DeferredTensor)
-    t.__dict__ = {
-        "_requires_grad": None, "_leaf": None, "_grad": None, "_storage": None, "_device": spec.home,
-        "_trace": trace, "_spec": spec, "_value": (trace.serial, number),
-    }  # fmt: skip
-    return t
-
-
 def settle(t: Tensor, made: Tensor) -> None:
     """`t` is what was made for it."""
     d = t.__dict__
@@ -106,4 +97,4 @@ def settle(t: Tensor, made: Tensor) -> None:
     LIVE.add(t)
 
 
-__all__ = ["DeferredTensor", "deferred", "settle"]
+__all__ = ["DeferredTensor", "PutsOff", "settle"]

@@ -18,9 +18,9 @@ from threading import RLock, local
 from types import CodeType
 from typing import Any
 
-from manygrad.tensor.deferred.arguments import External, UnknownArgument, Value, told
+from manygrad.tensor.deferred.arguments import CONSTANTS, External, UnknownArgument, Value, told
 from manygrad.tensor.deferred.calls import DeferredCall, Making, Read, TraceValues
-from manygrad.tensor.deferred.tensors import DeferredTensor, deferred, settle
+from manygrad.tensor.deferred.tensors import DeferredTensor, settle
 from manygrad.tensor.deferred.tree import MOST_NODES, Key, Spec, TraceNode, TraceTree
 from manygrad.tensor.deferred.varying import has_new_number, tell, with_input
 from manygrad.tensor.dtype import dtypes
@@ -75,7 +75,14 @@ class Trace:
         try:
             if overridden.get() is not None:
                 raise UnknownArgument
-            kept = [told(x, sig, serial, external) for x in args]
+            kept: list[Any] = []
+            for x in args:
+                kind = type(x)
+                if kind in CONSTANTS:
+                    sig += (kind, x)
+                    kept.append(x)
+                else:
+                    kept.append(told(x, sig, serial, external))
             named = kwargs
             if kwargs:
                 named = {}
@@ -90,7 +97,8 @@ class Trace:
             with self.lock:
                 if self.is_following:
                     self._put_off(child, DeferredCall(child, kept, named, len(self.values.refs), grad, training))
-                    return self._promised(child, args)
+                    r = child.results[0] if child.kind is None else 0
+                    return self.values.promise(self, r) if type(r) is Spec else self._promised(child, args)
         return self._make(fn, args, kwargs, key, known, code)
 
     def has(self, x: Any) -> bool:
@@ -112,16 +120,10 @@ class Trace:
             WRITING[self.serial] = self
 
     def _promised(self, node: TraceNode, args: Sequence[Any]) -> Any:
+        out = [args[r] if type(r) is int else self.values.promise(self, r) for r in node.results]
         if node.kind is None:
-            r = node.results[0]
-            return args[r] if type(r) is int else self._promise(r)
-        out = [args[r] if type(r) is int else self._promise(r) for r in node.results]
+            return out[0]
         return node.kind(*out) if hasattr(node.kind, "_fields") else node.kind(out)
-
-    def _promise(self, spec: Any) -> DeferredTensor:
-        t = deferred(self, len(self.values.refs), spec)
-        self.values.add(t, spec)
-        return t
 
     def refuse(self, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """A call that cannot be put off; it and what follows, up to the next ending, are made as they come."""
@@ -214,7 +216,7 @@ class Trace:
                         DeferredCall(child, [Value(value[1])], kwargs, len(self.values.refs), grad, _training.get()),
                     )
                     for t, spec in zip(leaves, child.results):
-                        t._grad = self._promise(spec)
+                        t._grad = self.values.promise(self, spec)
                     self.leaves += leaves
                     return loss
         return self._make_backward(fn, loss, key, code)
@@ -338,7 +340,7 @@ def has_hooks(t: Tensor) -> bool:
 
 def flush_writers(mine: Trace) -> None:
     """Makes calls that other threads have put off, and that write: what is built now reads what they write."""
-    for trace in list(WRITING.values()):
+    for trace in list(WRITING.values()) if WRITING else ():
         if trace is not mine and not trace.is_busy:
             trace.flush()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import threading
 import warnings
 import weakref
@@ -106,6 +107,33 @@ def test_a_training_loop_is_replayed_from_its_fourth_step_on(name: str, counts: 
         loop.step(i).item()
     assert (counts.replays - before[0], counts.flushes - before[1]) == (6, 0)
     same(lambda: losses(lambda: Training(*LAYERS[name]())))
+
+
+def test_what_a_followed_call_costs() -> None:
+    """Python functions that run for one call of a method with one argument: it is what a step of many of them takes."""
+
+    def relus() -> Tensor:
+        t = x
+        for _ in range(20):
+            t = t.relu()
+        return t
+
+    x, calls = Tensor(array(4)), 0
+
+    def count(_: Any, event: str, __: Any) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    for _ in range(4):
+        relus().numpy()
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        t = relus()
+    finally:
+        sys.setprofile(before)
+    assert isinstance(t, DeferredTensor)
+    assert calls <= 20 * 7 + 20
 
 
 def test_a_loss_that_is_read_before_backward(counts: Counts) -> None:
