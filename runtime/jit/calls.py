@@ -11,18 +11,21 @@ from manygrad.runtime.jit.recording import Named, record
 from manygrad.runtime.storage import STORAGE
 from manygrad.tensor.grad_mode import set_grad_enabled
 from manygrad.tensor.storage import LIVE, PENDING, is_stored
-from manygrad.tensor.stored import HISTORY
+from manygrad.tensor.stored import HISTORY, is_overwritten
 from manygrad.tensor.tensor import Tensor
 from manygrad.tensor.uop import Ops, UOp, standing_on
 from manygrad.tensor.uop.views import memory, rebased
+
+NOTHING, FLOWS, OVERWRITTEN = range(3)  # of a gradient
 
 
 class CapturedCalls:
     """A capture of calls."""
 
-    def __init__(self, captured: Captured[list[Tensor]], state: list[Tensor]) -> None:
-        """`state`: tensors that it reads where they lie."""
-        self.captured = captured
+    def __init__(self, captured: Captured[list[Tensor]], state: list[Tensor], over: list[int]) -> None:
+        """`state`: tensors that it reads where they lie; `over`: numbers of results that had a gradient, and have
+        none any more."""
+        self.captured, self.over = captured, over
         self.state = [(u, STORAGE.get(u)) for u in {memory(t.uop) for t in state}]
         self.nbytes = captured.nbytes
 
@@ -32,7 +35,9 @@ class CapturedCalls:
 
     def run(self, inputs: list[Tensor]) -> list[Tensor]:
         _compute(inputs)
-        return self.captured.replay(_named(inputs), [], [], {})
+        out = self.captured.replay(_named(inputs), [], [], {})
+        note_over(out, self.over)
+        return out
 
 
 def capture_calls(
@@ -50,6 +55,8 @@ def capture_calls(
     named = _named(inputs)
     known = {memory(t.uop) for t in LIVE if is_stored(t.uop)}
     recorded = record(fn, tuple(inputs), {}, named)
+    histories = [history(t.uop) for t in recorded.out]
+    over = [n for n, found in enumerate(histories) if found is OVERWRITTEN]
     given = {i.own.uop: t.uop for i, t in zip(recorded.inputs, inputs)}
     for own in given:
         HISTORY.pop(own)
@@ -58,29 +65,36 @@ def capture_calls(
         with suppress(JitError):
             captured = Captured(recorded, named, [], [], {}, donate=False)
     out = [_in(t, given) for t in recorded.out]
-    flows = any(has_history(t.uop) for t in out)
+    note_over(out, over)
+    flows = FLOWS in histories
     if captured is None:
         return out, None, flows
     captured.following.left = 0
-    return out, CapturedCalls(captured, state), flows
+    return out, CapturedCalls(captured, state, over), flows
 
 
-def has_history(u: UOp) -> bool:
-    """Whether a gradient flows on from a stored value: none of those that it was computed from, as far as they are
-    stored, was computed from what is overwritten now."""
-    todo, seen, flows = [memory(u)], {memory(u)}, False
+def history(u: UOp) -> int:
+    """Whether a gradient flows on from a stored value, or would, but that it, or a stored value below it, was computed
+    from what is overwritten now."""
+    todo, seen, found = [memory(u)], {memory(u)}, NOTHING
     while todo:
-        found = HISTORY.get(todo.pop())
-        if found is None:
+        entry = HISTORY.get(todo.pop())
+        if entry is None:
             continue
-        graph = found[0]
-        if graph is None:
-            return False
-        flows = True
+        graph, clock = entry
+        if graph is None or is_overwritten(graph, clock):
+            return OVERWRITTEN
+        found = FLOWS
         below = {x for x in graph.toposort() if x in HISTORY} - seen
         seen |= below
         todo += below
-    return flows
+    return found
+
+
+def note_over(results: list[Tensor], numbers: list[int]) -> None:
+    """backward() from these results says that what they were computed from is overwritten."""
+    for n in numbers:
+        HISTORY[memory(results[n].uop)] = (None, 0)
 
 
 def _in(t: Tensor, given: dict[UOp, UOp]) -> Tensor:

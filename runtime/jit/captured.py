@@ -41,7 +41,8 @@ Numbers = list[tuple[str, UOp]]  # arguments made of variables, each with the pa
 
 
 class Captured(Generic[T]):
-    """A capture: the calls, what they read and write, and what the function returns."""
+    """A capture: the calls, what they read and write, and what the function returns. Large: all that a replay looks
+    at is kept beside them."""
 
     guards: Guards
 

@@ -103,7 +103,7 @@ def _kind(u: UOp) -> tuple[Any, ...]:
         u = u.src[0]
     is_plain = u.op is Ops.BUFFER and isinstance(u.arg.device, str) and not u.arg.device.startswith("DISK")
     if not is_plain or u in HISTORY or not engine().is_realized(u):  # (through HISTORY a gradient flows)
-        raise UnknownArgument
+        raise UnknownArgument("a tensor from before the step is not in memory, or not on one device")
     return (u.arg.shape, u.arg.dtype, u.arg.device, *chain)
 
 
@@ -134,7 +134,7 @@ def told(x: Any, sig: list[Any], serial: int, external: External) -> Any:
     if kind is slice:
         sig.append(slice)
         return slice(*[told(y, sig, serial, external) for y in (x.start, x.stop, x.step)])
-    raise UnknownArgument
+    raise UnknownArgument(f"an argument is a {kind.__name__}" + " that is long" * (kind in (list, tuple)))
 
 
 def resolved(x: Any, values: dict[int, Tensor]) -> Any:

@@ -186,6 +186,8 @@ class Making:
                 settle(d, t)
             elif self.settled is not None and node.gradients:  # (the promise was dropped, and this is in its place)
                 self.settled.replace(number, t)
+            if d is not None and node.gradients:  # (who has asked for it has the promise, and may write to it)
+                self.external.tensors[node.gradients[number - call.first]]._grad = d
             values[number] = t if d is None else d
         return {*call.used(), *call.gives()}
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from manygrad.tensor.deferred.calls import DeferredCall, Making, Read
+from manygrad.tensor.deferred.counts import COUNTS
 from manygrad.tensor.deferred.tensors import settle
 from manygrad.tensor.deferred.trace import Trace, begin, flush_others
 from manygrad.tensor.deferred.tree import Key, TraceEnding, TraceNode
@@ -33,7 +34,7 @@ def end_with_step(
     for p in params:
         g = p._grad
         if g is not None and not trace.has(g):
-            trace.is_off = True
+            trace.is_off, trace.why = True, "a gradient is none of this step's values"
             break
         grads.append(None if g is None else g.__dict__["_value"][1])
     what = ("step", OPTIMIZERS.setdefault(optimizer, next(_numbers)), *grads, *settings(optimizer))
@@ -43,7 +44,7 @@ def end_with_step(
             with LOCK:
                 done = step_as_one(trace, what, prepare, step)
         if not done:
-            trace.flush()
+            give_up(trace, "the step of an optimiser")
     finally:
         begin(trace.tree)
     if not done:
@@ -73,6 +74,7 @@ def all_as_one(trace: Trace, what: Key, step: Callable[[], Any] | None) -> bool:
     numbers = [n for n, _ in living]
     ending = trace.node.ending((*what, tuple(numbers)))
     if not trace.put_off or not trace.is_following:
+        trace.why = trace.why or ending.plain
         return False
     trace.check()
     if not may_replay(trace, ending, writes=True):
@@ -97,7 +99,7 @@ def end_with_read(trace: Trace, numbers: Sequence[int] = ()) -> None:
             with LOCK:
                 done, goes_on = read_as_one(trace, numbers)
         if not done:
-            trace.flush()
+            give_up(trace, "a value that is read")
     finally:
         if not goes_on:
             begin(trace.tree)
@@ -106,13 +108,17 @@ def end_with_read(trace: Trace, numbers: Sequence[int] = ()) -> None:
 def read_as_one(trace: Trace, numbers: Sequence[int]) -> tuple[bool, bool]:
     """(whether the values are there, whether the trace goes on)"""
     if trace.writes and trace.is_following:  # (and a read sees what was written)
-        return (writes_leaves(trace) and all_as_one(trace, ("all",), None)), False
+        if not writes_leaves(trace):
+            trace.why = "a value is read before the step ends, and calls before it write (dropout, batch norm)"
+            return False, False
+        return all_as_one(trace, ("all",), None), False
     living = trace.values.living()
     numbers = trace.values.one_storage(numbers, living) if numbers else ()
     has_others = len(living) > len(numbers)
     key = ("read", *numbers)
     ending = trace.node.ending(key)
     if not trace.put_off or not trace.is_following:  # (they were made as they came)
+        trace.why = trace.why or ending.plain
         if ending.has_history is None:
             ending.has_history = any(t.requires_grad for n, t in living if n in numbers)
         goes_on = bool(numbers) and (has_others or ending.has_history)
@@ -124,7 +130,8 @@ def read_as_one(trace: Trace, numbers: Sequence[int]) -> tuple[bool, bool]:
     if ending.replay is None:  # (what is read must not make gradients)
         needed = needed_for(trace, numbers)
         backward = any(type(c) is DeferredCall and c.node.gradients for c in needed)
-        ending.is_plain = backward or not numbers
+        if backward or not numbers:
+            ending.plain = "a gradient, or what depends on any call, is read before the step ends"
     if not may_replay(trace, ending, writes=False):
         return False, False
 
@@ -177,18 +184,32 @@ def needed_for(trace: Trace, numbers: Sequence[int]) -> list[DeferredCall | Read
 # *** both ***
 
 
+def give_up(trace: Trace, ending: str) -> None:
+    """What ends here is no replay: calls that are put off are made as they came. `ending`: in words."""
+    why = f"{ending} ends calls that are not replayed: {trace.why or 'they are made so for the first time'}"
+    if trace.put_off:
+        trace.flush(why)
+    elif trace.why:
+        COUNTS.note_flush(why)
+
+
 def may_be_replayed(trace: Trace) -> bool:
     return not trace.is_off and trace.node is not trace.tree.root and overridden.get() is None
 
 
 def may_replay(trace: Trace, ending: TraceEnding, writes: bool) -> bool:
     """Whether an ending can be captured, or the capture of it be replayed now."""
-    if ending.is_plain:
+    if ending.plain:
         trace.node.note_plain()
+        trace.why = ending.plain
         return False
     if ending.replay is not None and not ending.replay.fits():
+        trace.why = "state or gradients lie elsewhere than when it was recorded"
         return False
-    return not (writes and shares_state(trace, ending))
+    if writes and shares_state(trace, ending):
+        trace.why = "an input lies in memory that may be written"
+        return False
+    return True
 
 
 def shares_state(trace: Trace, ending: TraceEnding) -> bool:
@@ -229,14 +250,19 @@ def computed(
     try:
         with trace.busy():
             if ending.replay is not None:
+                COUNTS.replays += 1
                 out = ending.replay.run(inputs)
                 if step is not None:
                     engine().count_update()
             else:
+                COUNTS.recordings += 1
                 state = trace.external.state()
                 out, replay, ending.has_history = engine().capture_calls(run, inputs, state, writes)
-                ending.is_plain = replay is None or (writes and ending.has_history)
-                ending.replay = None if ending.is_plain else replay
+                if replay is None:
+                    ending.plain = "the calls made state that lives on, or computed nothing"
+                elif writes and ending.has_history:
+                    ending.plain = "a gradient flows on from values that live on after the step"
+                ending.replay = None if ending.plain else replay
     except BaseException as error:
         trace.lose(making.values, error)
         trace.is_done()

@@ -22,8 +22,8 @@ class PutsOff(Protocol):
 
     serial: int
 
-    def flush(self) -> None:
-        """Makes the calls that are put off."""
+    def flush(self, why: str) -> None:
+        """Makes the calls that are put off. `why`: in words (`counts.py`)."""
 
 
 class DeferredTensor(Tensor):
@@ -35,7 +35,7 @@ class DeferredTensor(Tensor):
 
     @property
     def uop(self) -> UOp:
-        self._trace.flush()
+        self._trace.flush("what a tensor is made of is asked for")
         found: UOp | None = self.__dict__.get("uop")
         if found is None:
             raise RuntimeError(
@@ -46,7 +46,7 @@ class DeferredTensor(Tensor):
 
     @uop.setter
     def uop(self, u: UOp) -> None:
-        self._trace.flush()
+        self._trace.flush("a tensor becomes another one")
         self.__dict__["uop"] = u
 
     @property
@@ -61,21 +61,21 @@ class DeferredTensor(Tensor):
     def requires_grad(self) -> bool:
         spec = self._spec
         if spec.requires_grad is None:
-            self._trace.flush()
+            self._trace.flush("whether a tensor requires a gradient is asked for")
             spec.requires_grad = Tensor.requires_grad.fget(self)  # type: ignore[attr-defined]
         return bool(spec.requires_grad)
 
     @requires_grad.setter
     def requires_grad(self, flag: bool | None) -> None:
-        self._trace.flush()
+        self._trace.flush("a tensor becomes one to train, or none")
         self.requires_grad = flag
 
     def register_hook(self, hook: Callable[[Tensor], Tensor | None]) -> RemovableHandle:
-        self._trace.flush()
+        self._trace.flush("a hook is registered")
         return self.register_hook(hook)
 
     def retain_grad(self) -> None:
-        self._trace.flush()
+        self._trace.flush("a gradient is to be kept")
         self.retain_grad()
 
     @property

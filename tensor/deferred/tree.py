@@ -67,7 +67,7 @@ class TraceEnding:
     """What ended a trace at a node, and what lived on then."""
 
     def __init__(self) -> None:
-        self.is_plain = False  # it cannot be captured
+        self.plain = ""  # why it cannot be captured
         self.state: set[int] | None = None  # ids of the nodes that state lies in
         self.has_history: bool | None = None  # a gradient flows on from what was read
         self.replay: TraceReplay | None = None
@@ -175,7 +175,7 @@ class TraceNode:
         """Nothing that ends here is captured: calls are not put off that lead here alone."""
         node: TraceNode | None = self
         while node is not None and node.parent is not None:
-            if not all(e.is_plain for e in node.endings.values()):
+            if not all(e.plain for e in node.endings.values()):
                 return
             if not all(child.is_plain for child in node.children.values()):
                 return

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from manygrad import Context, Tensor, no_grad
+from manygrad import Context, Tensor, no_grad, scan
 from manygrad import nn as _nn
 from manygrad.nn import functional as F
 from tests.fuzz import training
@@ -21,7 +21,7 @@ INSIDE = (
     *("read first", "clip", "evaluate", "evaluate with gradients", "error", "seed", "read statistics", "in place"),
     *("thread", "counted", "kept", "twice", "write what is read", "read gradient", "other size", "retained", "hook"),
     *("view", "list index", "choose", "noise", "frozen copy", "detached", "grad of input", "no step", "sum of losses"),
-    *("added up", "by hand"),
+    *("added up", "by hand", "scan"),
 )
 Program = dict[str, Any]
 
@@ -105,6 +105,8 @@ class Loop(training.Side):
             z = z[list(range(z.shape[0]))[::-1]]
         hidden = self.model(z)
         out = self.extra(hidden) * self.scale
+        if "scan" in within:
+            out = out + scan(lambda h, o: ((h * 0.5 + o).tanh(), h), Tensor.zeros(1), out)[1]
         if "counted" in within:
             out = out * (i + 1)
         if "choose" in within and float(out.sum().item()) > 0:

@@ -41,9 +41,9 @@ def counts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counts]:
             found.replays += 1
         return computed(trace, ending, *rest, **named)
 
-    def flushed(self: Trace) -> None:
+    def flushed(self: Trace, why: str) -> None:
         found.flushes += bool(self.put_off)
-        flush(self)
+        flush(self, why)
 
     monkeypatch.setattr(endings, "computed", counted)
     monkeypatch.setattr(Trace, "flush", flushed)
@@ -137,20 +137,82 @@ def test_what_a_followed_call_costs() -> None:
 
 
 def test_a_loss_that_is_read_before_backward(counts: Counts) -> None:
-    """The read is one replay, the rest of the step another."""
+    """The read is one replay, the rest of the step another, whatever of the step is kept."""
+
+    def run(counts: Counts | None = None) -> list[np.ndarray]:
+        loop, found = Training(nn.Tanh()), []
+        kept: list[Any] = []
+        for i in range(9):
+            if counts is not None and i == 5:
+                counts.replays = counts.captures = counts.flushes = 0
+            loop.optimizer.zero_grad()
+            out = loop.model(Tensor(array(5, 4, seed=i)))
+            loss = F.mse_loss(out, Tensor(array(5, 3)))
+            found.append(np.array(loss.item()))
+            loss.backward()
+            loop.optimizer.step()
+            kept += [out, loss]
+        return [*found, *loop.state(), *(t.numpy() for t in kept)]
+
+    same(run)
+    run(counts)
+    assert (counts.replays, counts.captures, counts.flushes) == (8, 0, 0)
+
+
+def test_gradients_that_are_added_to_while_they_are_put_off() -> None:
+    """After a read the next forward pass is another trace, whose gradients are added to those of the first; and who
+    holds a gradient holds the one that the step takes."""
 
     def run() -> list[np.ndarray]:
         loop, found = Training(nn.Tanh()), []
-        for i in range(9):
+        first = loop.model[0].weight
+        for i in range(12):
+            x, y = Tensor(array(5, 4, seed=i)), Tensor(array(5, 3))
             loop.optimizer.zero_grad()
-            loss = F.mse_loss(loop.model(Tensor(array(5, 4, seed=i))), Tensor(array(5, 3)))
+            loss = F.mse_loss(loop.model(x), y)
             found.append(np.array(loss.item()))
             loss.backward()
+            held = first.grad
+            assert held is not None
+            if i % 3 == 2:
+                F.mse_loss(loop.model(x), y * 2).backward()
+                found.append(held.numpy())
+            if i % 4 == 3:
+                held *= 0.5
+            assert first.grad is held
             loop.optimizer.step()
         return [*found, *loop.state()]
 
     same(run)
-    assert counts.replays >= 6
+
+
+def test_what_a_kept_loss_says_of_its_gradient() -> None:
+    """After the step it has none, and says why, as where calls are made at once; so does what was read before."""
+
+    def run(read: bool) -> list[str]:
+        loop, found = Training(nn.Tanh()), []
+        kept: list[Tensor] = []
+        for i in range(8):
+            loop.optimizer.zero_grad()
+            out = loop.model(Tensor(array(5, 4, seed=i)))
+            loss = F.mse_loss(out, Tensor(array(5, 3)))
+            if read:
+                loss.item()
+            loss.backward()
+            loop.optimizer.step()
+            kept += [out, loss]
+        for t in kept[6:]:
+            found.append(str(t.requires_grad))
+            with pytest.raises(RuntimeError) as error:
+                t.sum().backward()
+            found.append(str(error.value))
+        return found
+
+    for read in (False, True):
+        with Context(FOLLOW=0):
+            want = run(read)
+        assert run(read) == want
+        assert any("was overwritten" in text for text in want) == read
 
 
 def test_results_that_are_kept_are_the_callers(counts: Counts) -> None:
@@ -303,7 +365,7 @@ def test_nothing_of_a_model_stays_after_it() -> None:
     del loop
     gc.collect()
     assert weight() is None and memory() is None
-    THREAD.trace.flush()
+    THREAD.trace.flush("a test")
     assert not PUT_OFF
 
 
