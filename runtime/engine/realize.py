@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from math import prod
-from typing import Any
 
 import numpy as np
 
@@ -32,7 +31,7 @@ from manygrad.schedule.facts.index import contiguous_offset
 from manygrad.schedule.plan import is_shared, shared_first
 from manygrad.tensor.deferred.thread import flush_trace
 from manygrad.tensor.dtype import DType, dtypes
-from manygrad.tensor.engine import default_device
+from manygrad.tensor.engine import MadeCalls, default_device
 from manygrad.tensor.function import refuse_traced
 from manygrad.tensor.lock import locked
 from manygrad.tensor.source import LINE, line_of, mark, user_line
@@ -559,11 +558,16 @@ class RealizeEngine:
             raise JitError(f"{user_line()}: {what}")
 
     def capture_calls(
-        self, fn: Callable[..., list[Tensor]], inputs: list[Tensor], state: list[Tensor], writes: bool
-    ) -> tuple[list[Tensor], Any, bool]:
+        self,
+        fn: Callable[..., list[Tensor]],
+        inputs: list[Tensor],
+        state: list[Tensor],
+        writes: bool,
+        kept: list[Tensor],
+    ) -> MadeCalls:
         from manygrad.runtime.jit.calls import capture_calls  # (which stands on this module)
 
-        return capture_calls(fn, inputs, state, writes)
+        return capture_calls(fn, inputs, state, writes, kept)
 
     @locked
     def take_stored(self, values: list[tuple[Tensor, UOp]], others: list[Tensor]) -> None:

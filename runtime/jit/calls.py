@@ -6,14 +6,16 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from manygrad.errors import JitError
+from manygrad.runtime.current import current
 from manygrad.runtime.jit.captured import Captured
 from manygrad.runtime.jit.recording import Named, record
 from manygrad.runtime.storage import STORAGE
+from manygrad.tensor.engine import MadeCalls
 from manygrad.tensor.grad_mode import set_grad_enabled
 from manygrad.tensor.storage import LIVE, PENDING, is_stored
 from manygrad.tensor.stored import HISTORY, is_overwritten
 from manygrad.tensor.tensor import Tensor
-from manygrad.tensor.uop import Ops, UOp, standing_on
+from manygrad.tensor.uop import Ops, UOp, standing_on, toposort
 from manygrad.tensor.uop.views import memory, rebased
 
 NOTHING, FLOWS, OVERWRITTEN = range(3)  # of a gradient
@@ -41,10 +43,10 @@ class CapturedCalls:
 
 
 def capture_calls(
-    fn: Callable[..., list[Tensor]], inputs: list[Tensor], state: list[Tensor], writes: bool
-) -> tuple[list[Tensor], CapturedCalls | None, bool]:
-    """Calls `fn`, which gives what lives on of its calls; (that, the capture of it where it can be one, whether a
-    gradient flows on from what it gave)."""
+    fn: Callable[..., list[Tensor]], inputs: list[Tensor], state: list[Tensor], writes: bool, kept: list[Tensor]
+) -> MadeCalls:
+    """Calls `fn`, which gives what is stored of what lives on of its calls, and appends to `kept` what is not to be
+    computed now."""
     _compute(inputs)
     lazy = [t for t in LIVE if not is_stored(t.uop)] if writes else []
     readers = standing_on([t.uop for t in lazy], lambda u: u.op is Ops.BUFFER)
@@ -55,22 +57,53 @@ def capture_calls(
     named = _named(inputs)
     known = {memory(t.uop) for t in LIVE if is_stored(t.uop)}
     recorded = record(fn, tuple(inputs), {}, named)
+    own = [i.own.uop for i in recorded.inputs]
+    stored = [k for k, t in enumerate(kept) if t.uop.op is Ops.BUFFER and t.uop not in known and t.uop not in own]
+    stored = [k for k in stored if all(kept[k] is not t for t in recorded.out)]
+    recorded.out += [kept[k] for k in stored]
+    graphs, inner = graphs_of(kept, {*own, *known, *(t.uop for t in recorded.out), *current().faults.nodes.values()})
+    recorded.out += [_as(recorded.out[0], u) for u in inner]
+    stored += inner.values()
     histories = [history(t.uop) for t in recorded.out]
     over = [n for n, found in enumerate(histories) if found is OVERWRITTEN]
     given = {i.own.uop: t.uop for i, t in zip(recorded.inputs, inputs)}
-    for own in given:
-        HISTORY.pop(own)
+    for u in given:
+        HISTORY.pop(u)
     captured: Captured[list[Tensor]] | None = None
     if not recorded.made_state(known):
         with suppress(JitError):
             captured = Captured(recorded, named, [], [], {}, donate=False)
     out = [_in(t, given) for t in recorded.out]
     note_over(out, over)
-    flows = FLOWS in histories
-    if captured is None:
-        return out, None, flows
-    captured.following.left = 0
-    return out, CapturedCalls(captured, state, over), flows
+    replay = None
+    if captured is not None:
+        captured.following.left = 0
+        replay = CapturedCalls(captured, state, over)
+    made = set() if captured is None else {slot.now.node for slot in captured.results.slots}
+    lasts = not over and all(t.uop in made for t in recorded.out)
+    lasts = lasts and not any(u.op in (Ops.AFTER, Ops.PARAM) for u in toposort(graphs.values()))
+    return MadeCalls(out, replay, FLOWS in histories, own, graphs, stored, lasts)
+
+
+def graphs_of(kept: list[Tensor], stable: set[UOp]) -> tuple[dict[int, UOp], dict[UOp, int]]:
+    """(what each of these values was computed by: a lazy one is that graph, a stored one with a gradient has it beside
+    it; the other memory than `stable` that they read, numbered -1, -2, ...). The graphs of that have its numbers."""
+    graphs = {k: graph_of(t.uop) for k, t in enumerate(kept)}
+    inner: dict[UOp, int] = {}
+    todo = list(graphs.values())
+    while todo:
+        for u in todo.pop().toposort():
+            if u.op is Ops.BUFFER and u not in stable and u not in inner:
+                inner[u] = -1 - len(inner)
+                if u in HISTORY:
+                    graphs[inner[u]] = graph_of(u)
+                    todo.append(graphs[inner[u]])
+    return graphs, inner
+
+
+def graph_of(u: UOp) -> UOp:
+    graph, _ = HISTORY.get(u) or (None, 0)
+    return u if graph is None else graph
 
 
 def history(u: UOp) -> int:
@@ -97,13 +130,15 @@ def note_over(results: list[Tensor], numbers: list[int]) -> None:
         HISTORY[memory(results[n].uop)] = (None, 0)
 
 
+def _as(t: Tensor, u: UOp) -> Tensor:
+    with set_grad_enabled(True):
+        return t._new(u)
+
+
 def _in(t: Tensor, given: dict[UOp, UOp]) -> Tensor:
     """What is a view of a capture's own input, as that of the tensor that was given."""
     base = memory(t.uop)
-    if base not in given:
-        return t
-    with set_grad_enabled(True):
-        return t._new(rebased(t.uop, base, given[base]))
+    return _as(t, rebased(t.uop, base, given[base])) if base in given else t
 
 
 def _named(inputs: list[Tensor]) -> Named:

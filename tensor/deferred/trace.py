@@ -19,7 +19,7 @@ from types import CodeType
 from typing import Any
 
 from manygrad.tensor.deferred.arguments import CONSTANTS, External, UnknownArgument, Value, told
-from manygrad.tensor.deferred.calls import DeferredCall, Making, Read, TraceValues
+from manygrad.tensor.deferred.calls import DeferredCall, Making, PutOff, TraceValues
 from manygrad.tensor.deferred.counts import COUNTS
 from manygrad.tensor.deferred.tensors import DeferredTensor, settle
 from manygrad.tensor.deferred.tree import MOST_NODES, Key, Spec, TraceNode, TraceTree
@@ -52,7 +52,7 @@ class Trace:
         self.node = tree.root
         self.is_following = True  # all calls so far are put off
         self.is_off = False  # calls are made as they come, until the next ending
-        self.put_off: list[DeferredCall | Read] = []
+        self.put_off: list[PutOff] = []
         self.external = External()
         self.values = TraceValues(self.serial)
         self.writes = False  # something that is put off

@@ -16,7 +16,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Sequence
 from types import CodeType
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from manygrad.tensor.dtype import DType
 from manygrad.tensor.tensor import Tensor
@@ -63,6 +63,17 @@ class Spec:
         return Spec(u.shape, u.dtype, u.device, t._device)
 
 
+class KeptGraphs(NamedTuple):
+    """Values that live on after a recording, each by number as a graph, lazily, or, of what is stored, by what it was
+    computed; numbers below 0 are of memory that these read. `own`: the nodes in them that stand for the inputs;
+    `results`: those of what is stored; `stored`: the numbers of that."""
+
+    graphs: dict[int, UOp]
+    own: list[UOp]
+    results: list[UOp]
+    stored: list[int]
+
+
 class TraceEnding:
     """What ended a trace at a node, and what lived on then."""
 
@@ -71,6 +82,7 @@ class TraceEnding:
         self.state: set[int] | None = None  # ids of the nodes that state lies in
         self.has_history: bool | None = None  # a gradient flows on from what was read
         self.replay: TraceReplay | None = None
+        self.kept: KeptGraphs | None = None  # of values that live on, where calls that write are not made again
 
 
 class TraceNode:

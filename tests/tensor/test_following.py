@@ -159,6 +159,79 @@ def test_a_loss_that_is_read_before_backward(counts: Counts) -> None:
     assert (counts.replays, counts.captures, counts.flushes) == (8, 0, 0)
 
 
+WRITING_LAYERS: dict[str, Callable[[], list[nn.Module]]] = {
+    "dropout": lambda: [nn.Dropout(0.4), nn.Tanh()],
+    "batch norm": lambda: [nn.BatchNorm1d(8), nn.Tanh()],
+    "both": lambda: [nn.BatchNorm1d(8), nn.Linear(8, 8), nn.Dropout(0.3), nn.LayerNorm(8), nn.Dropout(0.2)],
+}
+
+
+@pytest.mark.parametrize("name", WRITING_LAYERS)
+def test_a_read_after_calls_that_write(name: str, counts: Counts) -> None:
+    """What they write is written once, at the read, and not when the rest of the step is made."""
+
+    def run(counts: Counts | None = None, kind: str = "loss") -> list[np.ndarray]:
+        Tensor.manual_seed(5)
+        loop, found = Training(*WRITING_LAYERS[name]()), []
+        kept: list[Tensor] = []
+        for i in range(12):
+            if counts is not None and i == 8:
+                counts.replays = counts.captures = counts.flushes = 0
+            loop.optimizer.zero_grad()
+            out = loop.model(Tensor(array(5, 4, seed=i)))
+            loss = F.mse_loss(out, Tensor(array(5, 3)))
+            if kind != "after":
+                found.append(np.array(loss.item()))
+            if kind == "two":
+                found.append(out.sum().numpy())
+            if kind == "more":
+                loss = loss + out.abs().mean()
+            if kind == "another way" and i > 5:
+                loss = loss * 0.5 if i % 2 else loss + out.square().mean()
+            if kind == "another pass" and i % 3 == 2:
+                again = F.mse_loss(loop.model(Tensor(array(5, 4, seed=50 + i))), Tensor(array(5, 3)))
+                found.append(np.array(again.item()))
+                again.backward()
+            if kind == "no more" and i % 2:
+                continue
+            if kind == "state":
+                found += [t.numpy() for t in loop.model.state_dict().values()]
+            loss.backward()
+            if kind == "after":
+                found.append(np.array(loss.item()))
+            loop.optimizer.step()
+            if kind == "kept":
+                kept += [out, loss]
+        return [*found, *loop.state(), *(t.numpy() for t in kept), Tensor.rand(3).numpy()]
+
+    for kind in ("loss", "kept", "after", "two", "more", "another way", "another pass", "no more", "state"):
+        same(lambda kind=kind: run(None, kind))  # type: ignore[misc]
+    for kind in ("loss", "kept", "more", "after"):
+        run(counts, kind)
+        assert counts.replays >= 8 and (counts.captures, counts.flushes) == (0, 0), kind
+
+
+def test_losses_of_several_batches_that_are_read_before_their_backward() -> None:
+    """Each has the masks of its own time."""
+
+    def run() -> list[np.ndarray]:
+        loop, found = Training(nn.Dropout(0.5), nn.Tanh()), []
+        for i in range(9):
+            loop.optimizer.zero_grad()
+            losses = []
+            for k in range(3):
+                loss = F.mse_loss(loop.model(Tensor(array(5, 4, seed=3 * i + k))), Tensor(array(5, 3)))
+                found.append(np.array(loss.item()))
+                losses.append(loss)
+            for loss in losses:
+                loss.backward()
+            found.append(loop.model[0].weight.grad.numpy())
+            loop.optimizer.step()
+        return [*found, *loop.state()]
+
+    same(run)
+
+
 def test_gradients_that_are_added_to_while_they_are_put_off() -> None:
     """After a read the next forward pass is another trace, whose gradients are added to those of the first; and who
     holds a gradient holds the one that the step takes."""
