@@ -16,6 +16,7 @@ from manygrad.tensor.storage import LIVE, PENDING, is_stored
 from manygrad.tensor.stored import HISTORY, is_overwritten
 from manygrad.tensor.tensor import Tensor
 from manygrad.tensor.uop import Ops, UOp, standing_on, toposort
+from manygrad.tensor.uop.rewrite import substitute
 from manygrad.tensor.uop.views import memory, rebased
 
 NOTHING, FLOWS, OVERWRITTEN = range(3)  # of a gradient
@@ -67,8 +68,9 @@ def capture_calls(
     histories = [history(t.uop) for t in recorded.out]
     over = [n for n, found in enumerate(histories) if found is OVERWRITTEN]
     given = {i.own.uop: t.uop for i, t in zip(recorded.inputs, inputs)}
-    for u in given:
-        HISTORY.pop(u)
+    for u, node in given.items():
+        if (entry := HISTORY.pop(u)) is not None:  # (a value that was read before, and goes on)
+            HISTORY[node] = (None if entry[0] is None else substitute(entry[0], given), entry[1])
     captured: Captured[list[Tensor]] | None = None
     if not recorded.made_state(known):
         with suppress(JitError):

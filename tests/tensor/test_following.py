@@ -211,6 +211,36 @@ def test_a_read_after_calls_that_write(name: str, counts: Counts) -> None:
         assert counts.replays >= 8 and (counts.captures, counts.flushes) == (0, 0), kind
 
 
+@pytest.mark.parametrize("name", ["plain", "dropout", "batch norm"])
+@pytest.mark.parametrize("read", [False, True])
+def test_a_value_that_two_optimisers_train_from(name: str, read: bool) -> None:
+    """As in a GAN: the first one's step ends a trace, and the gradient of a value that lives on flows on."""
+
+    def run() -> list[np.ndarray]:
+        Tensor.manual_seed(2)
+        judge = nn.Sequential(nn.Linear(3, 4), *LAYERS["plain"](), nn.Linear(4, 1))
+        learns = nn.optim.SGD(judge.parameters(), lr=0.1)
+        loop, found = Training(*LAYERS[name]()), []
+        for i in range(9):
+            fake = loop.model(Tensor(array(5, 4, seed=i)))
+            if read:
+                found.append(np.array(fake.sum().item()))
+            learns.zero_grad()
+            loss = judge(fake.detach()).square().mean()
+            found.append(np.array(loss.item()))
+            loss.backward()
+            learns.step()
+            loop.optimizer.zero_grad()
+            loss = (judge(fake) - 1).square().mean()
+            found.append(np.array(loss.item()))
+            loss.backward()
+            found += loop.state()
+            loop.optimizer.step()
+        return found
+
+    same(run)
+
+
 def test_losses_of_several_batches_that_are_read_before_their_backward() -> None:
     """Each has the masks of its own time."""
 
