@@ -28,6 +28,7 @@ from manygrad.tensor.grad_mode import enable_grad, is_grad_enabled, no_grad, set
 from manygrad.tensor.ops.broadcast import result_type
 from manygrad.tensor.ops.random import get_rng_state, set_rng_state
 from manygrad.tensor.tensor import Tensor, Variable
+from manygrad.tensor.time_loop import scan
 
 _register(RealizeEngine())
 _put_calls_off()
@@ -66,6 +67,7 @@ __all__ = [
     "profile",
     "promote_types",
     "result_type",
+    "scan",
     "set_grad_enabled",
     "set_rng_state",
     "special",

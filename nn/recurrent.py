@@ -14,6 +14,7 @@ from manygrad.nn.linear import uniform
 from manygrad.nn.module import Module
 from manygrad.tensor.deferred.install import deferrable
 from manygrad.tensor.tensor import Tensor
+from manygrad.tensor.time_loop import scan
 
 GATES = {"RNN_TANH": 1, "RNN_RELU": 1, "LSTM": 4, "GRU": 3}
 State = tuple[Tensor, ...]
@@ -44,13 +45,13 @@ def run(
     mode: str, reverse: bool, gates: Tensor, state: State, w_hh: Tensor, b_hh: Tensor | None, w_hr: Tensor | None
 ) -> State:
     """All steps over gates (T, B, G·H) from the input -> (the outputs (T, B, P), *the last state)."""
-    outs: list[Tensor] = []
-    steps = range(gates.shape[0])
-    for t in reversed(steps) if reverse else steps:
-        state = step(mode, gates[t], state, w_hh, b_hh, w_hr)
-        outs.append(state[0])
-    outs = outs[::-1] if reverse else outs
-    return (outs[0].stack(*outs[1:]) if len(outs) > 1 else outs[0].unsqueeze(0), *state)
+
+    def one(state: State, gates: Tensor) -> tuple[State, Tensor]:
+        now = step(mode, gates, state, w_hh, b_hh, w_hr)
+        return now, now[0]
+
+    last, outs = scan(one, state, gates, reverse=reverse)
+    return (outs, *last)
 
 
 class RNNBase(Module):

@@ -7,7 +7,7 @@ of a worker's: it looks that up in the current Runtime (`runtime/current.py`), s
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from manygrad.tensor import environment as env
 
@@ -17,6 +17,24 @@ if TYPE_CHECKING:
     from manygrad.tensor.dtype import DType
     from manygrad.tensor.tensor import Tensor
     from manygrad.tensor.uop import UOp
+
+
+class MadeCalls(NamedTuple):
+    """Calls that were recorded.
+
+    `out`: what they give; `replay`: of them (`tensor/deferred/tree.py`), where there can be one; `flows`: whether a
+    gradient flows on from what they give. Of values that live on besides: `graphs`, of each by its place; `own`: the
+    nodes in them that stand for the inputs; `stored`: places of those that were stored, too, and numbers below 0 of
+    memory that they read, which are the last ones of `out`; `lasts`: whether the graphs are right after each replay.
+    """
+
+    out: list[Tensor]
+    replay: Any
+    flows: bool
+    own: list[UOp]
+    graphs: dict[int, UOp]
+    stored: list[int]
+    lasts: bool
 
 
 class Engine(Protocol):
@@ -73,10 +91,15 @@ class Engine(Protocol):
         """An error where a step is being captured: `what` would be done by Python once, and in no replay."""
 
     def capture_calls(
-        self, fn: Callable[..., list[Tensor]], inputs: list[Tensor], state: list[Tensor], writes: bool
-    ) -> tuple[list[Tensor], Any, bool]:
-        """Calls `fn`, whose calls read `inputs` and `state`, and may write: (what it gives, its replay
-        (`tensor/deferred/tree.py`) where it can be one, whether a gradient flows on from what it gave)."""
+        self,
+        fn: Callable[..., list[Tensor]],
+        inputs: list[Tensor],
+        state: list[Tensor],
+        writes: bool,
+        kept: list[Tensor],
+    ) -> MadeCalls:
+        """Calls `fn`, whose calls read `inputs` and `state`, and may write. `kept`: what lives on besides what it
+        gives, which `fn` appends."""
 
     def take_stored(self, values: list[tuple[Tensor, UOp]], others: list[Tensor]) -> None:
         """Each of these values is in memory already, at this BUFFER or view of one, as if it had just been computed:

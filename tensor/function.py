@@ -37,6 +37,7 @@ from manygrad.tensor.source import user_line
 from manygrad.tensor.standin import part
 from manygrad.tensor.storage import LIVE, MEMORY, PENDING, assignments, is_stored, memory, place, start
 from manygrad.tensor.stored import LOST, ORIGIN
+from manygrad.tensor.structure import tensors_in, tensors_out
 from manygrad.tensor.tensor import Tensor
 from manygrad.tensor.uop import BufferSpec, Ops, UOp, standing_on
 from manygrad.tensor.uop.rewrite import substitute
@@ -242,7 +243,7 @@ class _Trace:
             stand_ins = _stand_ins(lazy)
             entered = {id(t): t.uop for t in known}
             with assignments() as assigned:
-                self.shape_of_result = _structure(fn(*args, **kwargs), outs)
+                self.shape_of_result = tensors_out(fn(*args, **kwargs), outs)
             values = [t.uop for t in outs]
             self.given = given
             self.written_args, self.written = [], []
@@ -417,7 +418,7 @@ class _Trace:
             t, value = ref(), next(state)
             if t is not None:
                 t.assign(t._new(value))
-        return _filled(self.shape_of_result, outs)
+        return tensors_in(self.shape_of_result, outs)
 
 
 def _realize_parts() -> None:
@@ -482,31 +483,6 @@ def _assignments(u: UOp, before: UOp) -> list[UOp]:
         found.append(base)
         base = base.src[0]
     return found
-
-
-def _structure(x: Any, found: list[Tensor]) -> Any:
-    """`x` with its tensors taken out, in order."""
-    if isinstance(x, Tensor):
-        found.append(x)
-        return _Hole(len(found) - 1)
-    if isinstance(x, (list, tuple)):
-        items = [_structure(y, found) for y in x]
-        return type(x)(*items) if hasattr(x, "_fields") else type(x)(items)
-    return {k: _structure(y, found) for k, y in x.items()} if isinstance(x, dict) else x
-
-
-class _Hole:
-    def __init__(self, i: int):
-        self.i = i
-
-
-def _filled(x: Any, outs: list[Tensor]) -> Any:
-    if isinstance(x, _Hole):
-        return outs[x.i]
-    if isinstance(x, (list, tuple)):
-        items = [_filled(y, outs) for y in x]
-        return type(x)(*items) if hasattr(x, "_fields") else type(x)(items)
-    return {k: _filled(y, outs) for k, y in x.items()} if isinstance(x, dict) else x
 
 
 # *** the gradient of a call ***

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.environment import DETECT_ANOMALY
 from manygrad.tensor.source import LINE, line_of, standing_at
-from manygrad.tensor.stored import HISTORY, WRITTEN
+from manygrad.tensor.stored import HISTORY, is_overwritten
 from manygrad.tensor.uop import Ops, UOp
 from manygrad.tensor.uop.rewrite import substitute
 from manygrad.tensor.uop.shape import numel
@@ -280,9 +280,7 @@ def with_history(root: UOp, leaves: Iterable[Tensor]) -> tuple[UOp, dict[UOp, UO
 def _history(u: UOp) -> UOp | None:
     """The graph a stored value was computed by; RuntimeError if something it reads has been overwritten since."""
     graph, clock = HISTORY.get(u) or (None, 0)
-    if u in HISTORY and (
-        graph is None or any((WRITTEN.get(x) or 0) > clock for x in graph.toposort(lambda x: x not in HISTORY))
-    ):
+    if u in HISTORY and is_overwritten(graph, clock):
         raise RuntimeError(
             f"backward(): a value of shape {u.shape} was computed and then what it was computed from was overwritten "
             "(an assignment, an optimiser step), so its gradient cannot be had any more; "

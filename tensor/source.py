@@ -78,8 +78,8 @@ def user_line() -> str:
 
 def user_place() -> tuple[CodeType, int]:
     """The code of the nearest frame outside the package, and where in it that frame is: what `user_line` tells,
-    quicker, and so that two calls on one line are two."""
-    frame = sys._getframe(1)
+    quicker, and so that two calls on one line are two. (It is asked from two frames of the package at least.)"""
+    frame = sys._getframe(3)
     while frame is not None:
         code = frame.f_code
         if _shown[code.co_filename]:

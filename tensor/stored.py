@@ -11,3 +11,9 @@ HISTORY: Table[tuple[UOp | None, int]] = Table("history")
 WRITTEN: Table[int] = Table("written")  # when an assignment last wrote here
 ORIGIN: Table[UOp] = Table("origin")  # the value that memory is to hold which nothing is stored in yet
 LOST: Table[str] = Table("lost")  # why there is no value: what whoever reads it is told
+
+
+def is_overwritten(graph: UOp | None, clock: int) -> bool:
+    """Whether something that a value with this history was computed from has been overwritten since: it has no gradient
+    any more."""
+    return graph is None or any((WRITTEN.get(x) or 0) > clock for x in graph.toposort(lambda x: x not in HISTORY))

@@ -192,7 +192,8 @@ class Tensor(
         self._storage: Storage | None = None
         self._grad: Tensor | None = None
         target = _canonical(device) if device is not None else None
-        single: str | tuple[str, ...] = target if isinstance(target, str) else default_device()
+        one = target if isinstance(target, str) else default_device()
+        single: str | tuple[str, ...] = one
         if isinstance(data, Tensor):
             self.uop, single = data.uop, data._device
             self._storage = data._identity()
@@ -209,16 +210,15 @@ class Tensor(
             self.uop = UOp.const(kind, kind.fits(data))
         else:
             array = to_array(data, want)
-            self.uop = engine().from_numpy(
-                array, dtypes.from_np(array.dtype), target if isinstance(target, str) else default_device()
-            )
+            self.uop = engine().from_numpy(array, dtypes.from_np(array.dtype), one)
         self._device = single
         if want is not None and self.uop.dtype is not want:
             self.uop = self.uop.cast(want)
         if target is not None and self.device != target and self.uop.device is not None:
             self.uop = self.to(target).uop
         LIVE.add(self)
-        self.requires_grad = requires_grad
+        if requires_grad is not None:
+            self.requires_grad = requires_grad
 
     # *** how operators make new tensors ***
 

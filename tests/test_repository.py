@@ -25,6 +25,7 @@ STATE = {
         "OPTIMIZERS": "a number of each live optimiser, which an id would not be",
         "TREES": "what live threads' traces have been, which a forked child has to forget",
     },
+    "tensor/deferred/counts.py": {"COUNTS": "what DEBUG=1 tells at the end"},
     "tensor/storage.py": {"before_change": "who is told before a tensor is written, filled at import"},
     "runtime/jit/tiny_jit.py": {"_made": "live TinyJits, which a forked child has to forget"},
     "runtime/engine/linear.py": {"capture": "the TinyJit that records"},

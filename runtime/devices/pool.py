@@ -32,11 +32,13 @@ class Pool:
         with self._lock:
             blocks = self._blocks.get(size)
             handle = blocks.pop() if blocks else None
-            self.cached -= size if handle is not None else 0
+            if handle is not None:
+                self.cached -= size
+                self._count(size)
         if handle is None:
             handle = self._fresh(size)
+            self._count(size)
         self.allocator.sized(handle, nbytes)
-        self._count(size)
         return handle
 
     def zeroed(self, nbytes: int) -> Any:

@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from math import prod
-from typing import Any
 
 import numpy as np
 
@@ -32,7 +31,7 @@ from manygrad.schedule.facts.index import contiguous_offset
 from manygrad.schedule.plan import is_shared, shared_first
 from manygrad.tensor.deferred.thread import flush_trace
 from manygrad.tensor.dtype import DType, dtypes
-from manygrad.tensor.engine import default_device
+from manygrad.tensor.engine import MadeCalls, default_device
 from manygrad.tensor.environment import FAILED_STEPS
 from manygrad.tensor.function import refuse_traced
 from manygrad.tensor.lock import locked
@@ -528,10 +527,10 @@ class RealizeEngine:
 
     def canonical(self, device: str) -> str:
         """`cpu:1` -> `CPU:1`; the node is kept where there are several: `CPU:0@2`."""
-        _, at, node = device.partition("@")
-        local, world = local_canonical(device), current().world
-        if not at or world.size == 1:
+        local = local_canonical(device)
+        if "@" not in device or (world := current().world).size == 1:
             return local
+        node = device.partition("@")[2]
         if not node.isdecimal() or int(node) >= world.size:
             raise ValueError(
                 f"device {device!r}: node {node} does not exist, the world has {world.size} (0..{world.size - 1})"
@@ -564,11 +563,16 @@ class RealizeEngine:
             raise JitError(f"{user_line()}: {what}")
 
     def capture_calls(
-        self, fn: Callable[..., list[Tensor]], inputs: list[Tensor], state: list[Tensor], writes: bool
-    ) -> tuple[list[Tensor], Any, bool]:
+        self,
+        fn: Callable[..., list[Tensor]],
+        inputs: list[Tensor],
+        state: list[Tensor],
+        writes: bool,
+        kept: list[Tensor],
+    ) -> MadeCalls:
         from manygrad.runtime.jit.calls import capture_calls  # (which stands on this module)
 
-        return capture_calls(fn, inputs, state, writes)
+        return capture_calls(fn, inputs, state, writes, kept)
 
     @locked
     def take_stored(self, values: list[tuple[Tensor, UOp]], others: list[Tensor]) -> None:

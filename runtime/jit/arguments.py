@@ -21,6 +21,8 @@ from manygrad.tensor.uop.show import text_of_index
 from manygrad.tensor.uop.symbolic import evaluate
 from manygrad.tensor.uop.views import memory
 
+Shapes = tuple[tuple[str, tuple[Any, ...]], ...]
+
 
 def walk(
     x: Any,
@@ -144,6 +146,27 @@ def refuse_shared_memory(inputs: list[Input], tensors: list[tuple[str, Tensor]])
                     f"{i.path} is assigned by the function, and {j.path} is the same memory; "
                     "pass a clone() of one of them"
                 )
+
+
+def shapes_of(tensors: list[tuple[str, Tensor]]) -> Shapes:
+    """The shapes of arguments, each with its path; of symbolic dims without their values."""
+    return tuple((path, tuple(d if isinstance(d, int) else str(unbound(d)) for d in t.shape)) for path, t in tensors)
+
+
+def has_other_shapes(inputs: list[Input], tensors: list[tuple[str, Tensor]]) -> bool:
+    """Whether arguments differ from those of a capture in sizes that are numbers, and in nothing else that it is
+    captured for."""
+    other = False
+    if len(inputs) != len(tensors):
+        return False
+    for i, (path, t) in zip(inputs, tensors):
+        if i.path != path or i.own.dtype != t.dtype or i.own.device != t.device:
+            return False
+        if t.shape != i.own.shape:
+            if not all(isinstance(d, int) for d in (*t.shape, *i.own.shape)):
+                return False
+            other = True
+    return other
 
 
 def check_inputs(inputs: list[Input], tensors: list[tuple[str, Tensor]]) -> None:

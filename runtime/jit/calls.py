@@ -6,27 +6,31 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from manygrad.errors import JitError
+from manygrad.runtime.current import current
 from manygrad.runtime.jit.captured import Captured
-from manygrad.runtime.jit.memory import whole
 from manygrad.runtime.jit.recording import Named, record
 from manygrad.runtime.storage import STORAGE
+from manygrad.tensor.engine import MadeCalls
 from manygrad.tensor.grad_mode import set_grad_enabled
 from manygrad.tensor.storage import LIVE, PENDING, is_stored
-from manygrad.tensor.stored import HISTORY
+from manygrad.tensor.stored import HISTORY, is_overwritten
 from manygrad.tensor.tensor import Tensor
-from manygrad.tensor.uop import Ops, UOp, standing_on
+from manygrad.tensor.uop import Ops, UOp, standing_on, toposort
+from manygrad.tensor.uop.rewrite import substitute
 from manygrad.tensor.uop.views import memory, rebased
+
+NOTHING, FLOWS, OVERWRITTEN = range(3)  # of a gradient
 
 
 class CapturedCalls:
     """A capture of calls."""
 
-    def __init__(self, captured: Captured[list[Tensor]], state: list[Tensor], there: set[int]) -> None:
-        """`state`: tensors that it reads where they lie; `there`: ids of memory that there was before."""
-        self.captured = captured
+    def __init__(self, captured: Captured[list[Tensor]], state: list[Tensor], over: list[int]) -> None:
+        """`state`: tensors that it reads where they lie; `over`: numbers of results that had a gradient, and have
+        none any more."""
+        self.captured, self.over = captured, over
         self.state = [(u, STORAGE.get(u)) for u in {memory(t.uop) for t in state}]
-        own = {id(b): b for item in captured.items for b in map(whole, item.buffers) if id(b) not in there}
-        self.nbytes = sum(b.nbytes for b in own.values())
+        self.nbytes = captured.nbytes
 
     def fits(self) -> bool:
         """Whether the gradients that it makes are not there yet, and state lies where it lay."""
@@ -34,14 +38,16 @@ class CapturedCalls:
 
     def run(self, inputs: list[Tensor]) -> list[Tensor]:
         _compute(inputs)
-        return self.captured.replay(_named(inputs), [], [], {})
+        out = self.captured.replay(_named(inputs), [], [], {})
+        note_over(out, self.over)
+        return out
 
 
 def capture_calls(
-    fn: Callable[..., list[Tensor]], inputs: list[Tensor], state: list[Tensor], writes: bool
-) -> tuple[list[Tensor], CapturedCalls | None, bool]:
-    """Calls `fn`, which gives what lives on of its calls; (that, the capture of it where it can be one, whether a
-    gradient flows on from what it gave)."""
+    fn: Callable[..., list[Tensor]], inputs: list[Tensor], state: list[Tensor], writes: bool, kept: list[Tensor]
+) -> MadeCalls:
+    """Calls `fn`, which gives what is stored of what lives on of its calls, and appends to `kept` what is not to be
+    computed now."""
     _compute(inputs)
     lazy = [t for t in LIVE if not is_stored(t.uop)] if writes else []
     readers = standing_on([t.uop for t in lazy], lambda u: u.op is Ops.BUFFER)
@@ -52,46 +58,89 @@ def capture_calls(
     named = _named(inputs)
     known = {memory(t.uop) for t in LIVE if is_stored(t.uop)}
     recorded = record(fn, tuple(inputs), {}, named)
+    own = [i.own.uop for i in recorded.inputs]
+    stored = [k for k, t in enumerate(kept) if t.uop.op is Ops.BUFFER and t.uop not in known and t.uop not in own]
+    stored = [k for k in stored if all(kept[k] is not t for t in recorded.out)]
+    recorded.out += [kept[k] for k in stored]
+    graphs, inner = graphs_of(kept, {*own, *known, *(t.uop for t in recorded.out), *current().faults.nodes.values()})
+    recorded.out += [_as(recorded.out[0], u) for u in inner]
+    stored += inner.values()
+    histories = [history(t.uop) for t in recorded.out]
+    over = [n for n, found in enumerate(histories) if found is OVERWRITTEN]
     given = {i.own.uop: t.uop for i, t in zip(recorded.inputs, inputs)}
-    for own in given:
-        HISTORY.pop(own)
+    for u, node in given.items():
+        if (entry := HISTORY.pop(u)) is not None:  # (a value that was read before, and goes on)
+            HISTORY[node] = (None if entry[0] is None else substitute(entry[0], given), entry[1])
     captured: Captured[list[Tensor]] | None = None
     if not recorded.made_state(known):
         with suppress(JitError):
             captured = Captured(recorded, named, [], [], {}, donate=False)
     out = [_in(t, given) for t in recorded.out]
-    flows = any(has_history(t.uop) for t in out)
-    if captured is None:
-        return out, None, flows
-    captured.following.left = 0
-    return out, CapturedCalls(captured, state, recorded.there), flows
+    note_over(out, over)
+    replay = None
+    if captured is not None:
+        captured.following.left = 0
+        replay = CapturedCalls(captured, state, over)
+    made = set() if captured is None else {slot.now.node for slot in captured.results.slots}
+    lasts = not over and all(t.uop in made for t in recorded.out)
+    lasts = lasts and not any(u.op in (Ops.AFTER, Ops.PARAM) for u in toposort(graphs.values()))
+    return MadeCalls(out, replay, FLOWS in histories, own, graphs, stored, lasts)
 
 
-def has_history(u: UOp) -> bool:
-    """Whether a gradient flows on from a stored value: none of those that it was computed from, as far as they are
-    stored, was computed from what is overwritten now."""
-    todo, seen, flows = [memory(u)], {memory(u)}, False
+def graphs_of(kept: list[Tensor], stable: set[UOp]) -> tuple[dict[int, UOp], dict[UOp, int]]:
+    """(what each of these values was computed by: a lazy one is that graph, a stored one with a gradient has it beside
+    it; the other memory than `stable` that they read, numbered -1, -2, ...). The graphs of that have its numbers."""
+    graphs = {k: graph_of(t.uop) for k, t in enumerate(kept)}
+    inner: dict[UOp, int] = {}
+    todo = list(graphs.values())
     while todo:
-        found = HISTORY.get(todo.pop())
-        if found is None:
+        for u in todo.pop().toposort():
+            if u.op is Ops.BUFFER and u not in stable and u not in inner:
+                inner[u] = -1 - len(inner)
+                if u in HISTORY:
+                    graphs[inner[u]] = graph_of(u)
+                    todo.append(graphs[inner[u]])
+    return graphs, inner
+
+
+def graph_of(u: UOp) -> UOp:
+    graph, _ = HISTORY.get(u) or (None, 0)
+    return u if graph is None else graph
+
+
+def history(u: UOp) -> int:
+    """Whether a gradient flows on from a stored value, or would, but that it, or a stored value below it, was computed
+    from what is overwritten now."""
+    todo, seen, found = [memory(u)], {memory(u)}, NOTHING
+    while todo:
+        entry = HISTORY.get(todo.pop())
+        if entry is None:
             continue
-        graph = found[0]
-        if graph is None:
-            return False
-        flows = True
+        graph, clock = entry
+        if graph is None or is_overwritten(graph, clock):
+            return OVERWRITTEN
+        found = FLOWS
         below = {x for x in graph.toposort() if x in HISTORY} - seen
         seen |= below
         todo += below
-    return flows
+    return found
+
+
+def note_over(results: list[Tensor], numbers: list[int]) -> None:
+    """backward() from these results says that what they were computed from is overwritten."""
+    for n in numbers:
+        HISTORY[memory(results[n].uop)] = (None, 0)
+
+
+def _as(t: Tensor, u: UOp) -> Tensor:
+    with set_grad_enabled(True):
+        return t._new(u)
 
 
 def _in(t: Tensor, given: dict[UOp, UOp]) -> Tensor:
     """What is a view of a capture's own input, as that of the tensor that was given."""
     base = memory(t.uop)
-    if base not in given:
-        return t
-    with set_grad_enabled(True):
-        return t._new(rebased(t.uop, base, given[base]))
+    return _as(t, rebased(t.uop, base, given[base])) if base in given else t
 
 
 def _named(inputs: list[Tensor]) -> Named:

@@ -23,7 +23,7 @@ from manygrad.runtime.jit.arguments import (
 )
 from manygrad.runtime.jit.batch import batch_kernels, beside_each_other, joined_calls
 from manygrad.runtime.jit.following import Following, described
-from manygrad.runtime.jit.memory import address, buffers_of, stored, united
+from manygrad.runtime.jit.memory import address, buffers_of, stored, united, whole
 from manygrad.runtime.jit.native_replay import prepared
 from manygrad.runtime.jit.recording import Named, Recorded, overwrites, tensors_of
 from manygrad.runtime.jit.results import Results
@@ -41,7 +41,8 @@ Numbers = list[tuple[str, UOp]]  # arguments made of variables, each with the pa
 
 
 class Captured(Generic[T]):
-    """A capture: the calls, what they read and write, and what the function returns."""
+    """A capture: the calls, what they read and write, and what the function returns. Large: all that a replay looks
+    at is kept beside them."""
 
     guards: Guards
 
@@ -79,6 +80,8 @@ class Captured(Generic[T]):
         self.vars = {k: x for _, v in recorded.calls for k, x in v.items()}
         occupied = [b for i, _ in calls for b in i.written if address(b) and b not in self.results.buffers]
         self.occupied = united((address(b), address(b) + b.nbytes) for b in occupied)
+        own = {id(b): b for item in self.items for b in map(whole, item.buffers) if id(b) not in recorded.there}
+        self.nbytes = sum(b.nbytes for b in own.values())  # memory of its own
         # what the last replay read in place, if its arguments were tensors, all of them read so, and nothing else
         self.last: list[weakref.ref[UOp]] | None = None
         self.native: Replay | None = None  # the replay without Python, once there was one
@@ -103,9 +106,9 @@ class Captured(Generic[T]):
             self._refuse_results(tensors)
         self.results.renew(self)
         passed = [(i, t, stored(t)) for i, (_, t) in zip(self.inputs, tensors) if i.twin is None]
-        for i, t, whole in passed:
-            self._pass(i, whole)
-            i.in_place &= whole is t
+        for i, t, plain in passed:
+            self._pass(i, plain)
+            i.in_place &= plain is t
         self._keep_old_values()
         run_items(self.items, {**self.vars, **var_vals} if var_vals else self.vars)
         for i, (_, t) in zip(self.inputs, tensors):

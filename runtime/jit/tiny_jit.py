@@ -3,7 +3,8 @@
 The first call runs as it is (and lets state such as optimiser buffers come to be), the second is recorded, later ones
 are replayed: inputs are read where they lie, or copied into the captured input buffers, runs of kernels go out as one
 native call, and what the function returned is returned again, holding the new values. Arguments that do not fit what
-was captured raise (`arguments.py`). With `warmup=0` the first call is recorded already, unless it makes state.
+was captured raise (`arguments.py`), but for other shapes, which run as they are once and are captured, too. With
+`warmup=0` the first call is recorded already, unless it makes state.
 
 The captured input buffers are the capture's own, so that the caller may free or overwrite what it passed; an input that
 the function writes is written back. A replay reads an input in place (`Input.moves`) where only native calls read it,
@@ -25,7 +26,16 @@ from manygrad.errors import JitError
 from manygrad.native.replay import STOPPED, Replay
 from manygrad.runtime.current import current
 from manygrad.runtime.engine.linear import capture
-from manygrad.runtime.jit.arguments import binds, binds_of, bound_values, listed, walk
+from manygrad.runtime.jit.arguments import (
+    Shapes,
+    binds,
+    binds_of,
+    bound_values,
+    has_other_shapes,
+    listed,
+    shapes_of,
+    walk,
+)
 from manygrad.runtime.jit.captured import Captured, Constants, Numbers
 from manygrad.runtime.jit.recording import Named, realize_all, record
 from manygrad.runtime.profile import profile
@@ -40,7 +50,9 @@ from manygrad.tensor.uop import Ops, UOp, standing_on
 from manygrad.tensor.uop.views import memory
 
 T = TypeVar("T")
-MOST_CAPTURES = 8  # of one function, the newest ones, each for what it read
+MOST_CAPTURES = 16  # of one function, the last used ones, each for what it read and for shapes of its arguments
+MOST_BYTES = 1 << 30  # of memory that these hold; the last used one may hold more
+MOST_SHAPES = 1024  # of arguments, of calls that ran as they are
 MANY_CHANGES = 8  # after so many new captures a warning says why
 _made: weakref.WeakSet[TinyJit[Any]] = weakref.WeakSet()
 
@@ -54,7 +66,8 @@ def forget_captures() -> None:
 
 class TinyJit(Generic[T]):
     """`step = TinyJit(step)`, or as a decorator. Positional and keyword Tensors (also nested in lists, tuples, dicts)
-    are inputs; bound variables may change their value from call to call; other arguments must stay as they were.
+    are inputs, of which each set of shapes is captured on its own; bound variables may change their value from call to
+    call; other arguments must stay as they were.
 
     Everything the function changes must be realized by it or be returned; returned tensors are realized. A tensor that
     is an argument of the call that is captured is that argument wherever the function uses it: state that the
@@ -91,7 +104,9 @@ class TinyJit(Generic[T]):
         self.captured: Captured[T] | None = None
         self.captures: list[Captured[T]] = []  # for what the function read when each was made
         self.warm: list[Guards] = []  # what it read in calls that ran as they are
+        self.warm_shapes: dict[Shapes, None] = {}  # of the arguments of such calls, the newest one last
         self.changes = 0
+        self.crowded_out = 0  # captures that went because there were others
         self.ignored: set[str] = set()  # numbers that the function itself changes
         self.again: Replay | None = None  # the native replay, where it is prepared for what the last one read
 
@@ -127,20 +142,24 @@ class TinyJit(Generic[T]):
                 "steps", f"{getattr(self.fn, '__name__', 'step')} {GlobalCounters.steps}", start, time.perf_counter()
             )
 
-    def _choose(self) -> None:
-        """Something that the function may read has changed: the capture for what it reads now, or none yet, and then
-        whether it has run so before."""
+    def _choose(self, tensors: Named | None = None) -> None:
+        """Something that the function may read has changed, or the shapes of its arguments (`tensors`): the capture for
+        what it reads now, or none yet, and then whether it has run so before."""
         now, before = Guards(self.fn), self.captured
         found = next(
             (
                 c
                 for c in reversed(self.captures)
-                if c.results.gradients.fit() and not now.differences(c.guards, self.ignored)
+                if (tensors is None or not has_other_shapes(c.inputs, tensors))
+                and c.results.gradients.fit()
+                and not now.differences(c.guards, self.ignored)
             ),
             None,
         )
         if found is not None:
             found.guards = now
+            self.captures.remove(found)
+            self.captures.append(found)
         if found is not None and found is before:
             return
         self.captured, self.again = found, None
@@ -149,8 +168,19 @@ class TinyJit(Generic[T]):
         self.is_warm = not self.warmup or any(not now.differences(g, self.ignored) for g in self.warm)
         if not self.warmup:
             self.assigned = None  # (the call may make state)
-        if before is not None or not self.is_warm:
+        if tensors is None and (before is not None or not self.is_warm):
             self._tell_of_changes(before.guards if before is not None else self.warm[-1], now)
+
+    def _choose_by_shapes(self, tensors: Named) -> None:
+        """The arguments have other shapes: the capture for these."""
+        fits = (c for c in reversed(self.captures) if not has_other_shapes(c.inputs, tensors) and c.holds())
+        found = next(fits, None)
+        if found is None:
+            self._choose(tensors)
+            return
+        self.captured, self.again = found, None
+        self.captures.remove(found)
+        self.captures.append(found)
 
     def _tell_of_changes(self, before: Guards, now: Guards) -> None:
         """One line, once, where a step is captured again and again."""
@@ -211,6 +241,18 @@ class TinyJit(Generic[T]):
         outside = [*PENDING.mine(), *[t for _, t in tensors if t.uop.op is not Ops.BUFFER]]
         if outside:
             outside[0].realize(*outside[1:])
+        if captured is not None and has_other_shapes(captured.inputs, tensors):
+            if is_due:
+                captured.following.left, is_due = 1, False  # (it is followed the next time that it is replayed)
+            self._choose_by_shapes(tensors)
+            captured = self.captured
+        if captured is None and self.warmup:
+            shapes = shapes_of(tensors)
+            self.is_warm &= shapes in self.warm_shapes
+            self.warm_shapes.pop(shapes, None)
+            self.warm_shapes[shapes] = None
+            while len(self.warm_shapes) > MOST_SHAPES:
+                del self.warm_shapes[next(iter(self.warm_shapes))]
         if not self.is_warm:
             self.is_warm = True
             return self._run_first(args, kwargs)
@@ -298,9 +340,31 @@ class TinyJit(Generic[T]):
             return out
         self.captured = Captured(recorded, tensors, constants, numbers, bound, self.donate)
         self.captured.guards = guards
-        self.captures = [*self.captures, self.captured][-MOST_CAPTURES:]
+        self._keep(self.captured)
         returned: T = recorded.out
         return returned
+
+    def _keep(self, captured: Captured[T]) -> None:
+        """It is the last used one; others used longer ago go where they are many or hold too much memory."""
+        self.captures.append(captured)
+        while len(self.captures) > 1 and (
+            len(self.captures) > MOST_CAPTURES or sum(c.nbytes for c in self.captures) > MOST_BYTES
+        ):
+            gone = self.captures.pop(0)
+            self.crowded_out += 1
+            if self.crowded_out == MANY_CHANGES and not captured.guards.differences(gone.guards, self.ignored):
+                self._tell_of_shapes(gone, captured)
+
+    def _tell_of_shapes(self, gone: Captured[T], captured: Captured[T]) -> None:
+        """One line, once, where a step is captured again and again for other shapes."""
+        pairs = zip(gone.inputs, captured.inputs)
+        path, was, now = next(((a.path, a.own, b.own) for a, b in pairs if a.own.shape != b.own.shape))
+        warnings.warn(
+            f"the TinyJit of {getattr(self.fn, '__qualname__', 'a step')} is called with more shapes than the "
+            f"{len(self.captures)} that are kept, and captured again for those that come back: {path} was {was.shape}, "
+            f"now it is {now.shape}. Pad to a few sizes, or give its size as a bound Variable",
+            stacklevel=6,
+        )
 
 
 __all__ = ["JitError", "TinyJit"]

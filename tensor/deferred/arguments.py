@@ -12,7 +12,7 @@ from manygrad.tensor.tensor import Tensor
 from manygrad.tensor.uop import Ops, UOp
 
 LONGEST = 1024  # list of numbers in a key
-_CONSTANTS = frozenset({bool, int, str, type(None), type(Ellipsis), DType, type})
+CONSTANTS = frozenset({bool, int, str, type(None), type(Ellipsis), DType, type})
 _LAZY = frozenset({Ops.CAST, Ops.DETACH, Ops.RESHAPE})  # of a buffer: an external value that is stored first
 _SPREAD = frozenset({Ops.CAST, Ops.DETACH, Ops.RESHAPE, Ops.EXPAND})  # of a constant
 
@@ -28,6 +28,9 @@ class Value:
 
     def __init__(self, number: int) -> None:
         self.number = number
+
+
+FIRST = tuple(map(Value, range(256)))  # (most traces have no more)
 
 
 class External:
@@ -100,21 +103,27 @@ def _kind(u: UOp) -> tuple[Any, ...]:
         u = u.src[0]
     is_plain = u.op is Ops.BUFFER and isinstance(u.arg.device, str) and not u.arg.device.startswith("DISK")
     if not is_plain or u in HISTORY or not engine().is_realized(u):  # (through HISTORY a gradient flows)
-        raise UnknownArgument
+        raise UnknownArgument("a tensor from before the step is not in memory, or not on one device")
     return (u.arg.shape, u.arg.dtype, u.arg.device, *chain)
 
 
 def told(x: Any, sig: list[Any], serial: int, external: External) -> Any:
     """Appends what a key says of an argument in the trace `serial`; gives what the call is made with later."""
     kind = type(x)
-    if kind in _CONSTANTS:
+    if kind is DeferredTensor:
+        of, number = x._value
+        if of == serial:
+            sig.append(number)
+            return FIRST[number] if number < 256 else Value(number)
+        return external.told(x, sig)
+    if kind in CONSTANTS:
         sig += (kind, x)
         return x
     if isinstance(x, Tensor):
         value = x.__dict__.get("_value")
         if value is not None and value[0] == serial:
             sig.append(value[1])
-            return Value(value[1]) if type(x) is DeferredTensor else x
+            return x
         return external.told(x, sig)
     if kind is float and x == x:
         sig += (float, x or x.hex())  # (-0.0 is not 0.0)
@@ -125,7 +134,7 @@ def told(x: Any, sig: list[Any], serial: int, external: External) -> Any:
     if kind is slice:
         sig.append(slice)
         return slice(*[told(y, sig, serial, external) for y in (x.start, x.stop, x.step)])
-    raise UnknownArgument
+    raise UnknownArgument(f"an argument is a {kind.__name__}" + " that is long" * (kind in (list, tuple)))
 
 
 def resolved(x: Any, values: dict[int, Tensor]) -> Any:
@@ -140,4 +149,4 @@ def resolved(x: Any, values: dict[int, Tensor]) -> Any:
     return x
 
 
-__all__ = ["External", "UnknownArgument", "Value", "note_state", "resolved", "told"]
+__all__ = ["CONSTANTS", "External", "UnknownArgument", "Value", "note_state", "resolved", "told"]

@@ -7,15 +7,18 @@ from collections.abc import Sequence
 from typing import Any
 
 from manygrad.tensor.deferred.arguments import External, Value, resolved
-from manygrad.tensor.deferred.tensors import settle
-from manygrad.tensor.deferred.tree import Spec, TraceNode
+from manygrad.tensor.deferred.tensors import DeferredTensor, PutsOff, settle
+from manygrad.tensor.deferred.tree import KeptGraphs, Spec, TraceNode
 from manygrad.tensor.engine import engine
 from manygrad.tensor.grad_mode import set_grad_enabled
 from manygrad.tensor.source import standing_at
 from manygrad.tensor.storage import is_one_storage
 from manygrad.tensor.tensor import Tensor, _training
 from manygrad.tensor.uop import Ops, UOp
+from manygrad.tensor.uop.rewrite import substitute
 from manygrad.tensor.uop.views import memory, rebased
+
+_new = DeferredTensor.__new__
 
 
 class DeferredCall:
@@ -82,6 +85,41 @@ class Read:
     gives = used
 
 
+class Resumed:
+    """In place of calls that were made, with all that they write, when values were read: the values that live on, as
+    graphs over the inputs of that time. They are not made again, which would write again."""
+
+    __slots__ = ("inputs", "kept", "read")
+
+    def __init__(self, kept: KeptGraphs, inputs: Sequence[Tensor], read: Read) -> None:
+        self.kept, self.inputs, self.read = kept, inputs, read
+
+    def make(self) -> dict[int, Tensor]:
+        """The values, lazily: also where one that is stored is read, for it is taken for stored afterwards."""
+        graphs, own, results, stored = self.kept
+        now = {u: t.uop for u, t in zip(own, self.inputs)}
+        number = dict(zip(results, stored))
+        now |= {u: self.read.node(n) for u, n in number.items() if graphs.get(n, u) is u}
+        made: dict[int, UOp] = {}
+        todo = list(graphs)
+        while todo:
+            n = todo[-1]
+            below = [u for u in graphs[n].toposort() if u in number and u not in now]
+            if below:
+                todo += [number[u] for u in below]
+                continue
+            made[todo.pop()] = u = substitute(graphs[n], now)
+            now |= {r: u for r, m in number.items() if m == n}
+        with set_grad_enabled(True):
+            return {n: Tensor(made[n]) for n in graphs}
+
+    def used(self) -> list[int]:
+        return []
+
+    def gives(self) -> list[int]:
+        return list(self.kept.graphs)
+
+
 class TraceValues:
     """The values of a trace, by number."""
 
@@ -93,6 +131,19 @@ class TraceValues:
 
     def __len__(self) -> int:
         return len(self.refs)
+
+    def promise(self, trace: PutsOff, spec: Any) -> DeferredTensor:
+        """A tensor that the next value will be, as its Spec says. (In one piece: each call makes one.)"""
+        refs = self.refs
+        number = len(refs)
+        t = _new(DeferredTensor)
+        t.__dict__ = {
+            "_requires_grad": None, "_leaf": None, "_grad": None, "_storage": None, "_device": spec.home,
+            "_trace": trace, "_spec": spec, "_value": (self.serial, number),
+        }  # fmt: skip
+        self.storages.append(number if spec.storage < 0 else spec.storage)
+        refs.append(weakref.ref(t))
+        return t
 
     def add(self, t: Tensor, spec: Spec) -> None:
         """`t` is the next value."""
@@ -120,6 +171,9 @@ class TraceValues:
         return [n for n, _ in living if self.storages[n] in storages]
 
 
+PutOff = DeferredCall | Read | Resumed
+
+
 class Making:
     """Calls that were put off are made. `values`: what they gave, by number, for as long as it is used or wanted.
 
@@ -130,11 +184,14 @@ class Making:
         self.external, self.settled = external, settled
         self.values: dict[int, Tensor] = {}
 
-    def make(self, calls: Sequence[DeferredCall | Read], wanted: Sequence[int] = ()) -> None:
+    def make(self, calls: Sequence[PutOff], wanted: Sequence[int] = ()) -> None:
         """Makes these calls. A value goes with its last use, if it is not wanted: as a program's own do."""
         last = {n: i for i, call in enumerate(calls) for n in call.used()}
         for i, call in enumerate(calls):
-            numbers = self._take(call) if isinstance(call, Read) else self._make(call)
+            if isinstance(call, Read):
+                numbers = self._take(call)
+            else:
+                numbers = self._resume(call) if isinstance(call, Resumed) else self._make(call)
             for n in numbers:
                 if last.get(n, i) <= i and n not in wanted:
                     del self.values[n]
@@ -148,6 +205,17 @@ class Making:
             others |= {id(t): t for _, t in self.settled.living() if type(t) is Tensor}
         engine().take_stored([(values[n], read.node(n)) for n in numbers], list(others.values()))
         return set(numbers)
+
+    def _resume(self, resumed: Resumed) -> set[int]:
+        """The values of calls that were made before."""
+        made = resumed.make()
+        for n, t in made.items():
+            d = None if self.settled is None or n < 0 else self.settled.refs[n]()
+            if d is not None:
+                t._device = d._device
+                settle(d, t)
+            self.values[n] = t if d is None else d
+        return set(made)
 
     def _make(self, call: DeferredCall) -> set[int]:
         """Makes one call; gives the numbers of what it used and made."""
@@ -171,8 +239,10 @@ class Making:
                 settle(d, t)
             elif self.settled is not None and node.gradients:  # (the promise was dropped, and this is in its place)
                 self.settled.replace(number, t)
+            if d is not None and node.gradients:  # (who has asked for it has the promise, and may write to it)
+                self.external.tensors[node.gradients[number - call.first]]._grad = d
             values[number] = t if d is None else d
         return {*call.used(), *call.gives()}
 
 
-__all__ = ["DeferredCall", "Making", "Read", "TraceValues"]
+__all__ = ["DeferredCall", "Making", "PutOff", "Read", "Resumed", "TraceValues"]

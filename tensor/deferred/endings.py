@@ -7,10 +7,11 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from manygrad.tensor.deferred.calls import DeferredCall, Making, Read
+from manygrad.tensor.deferred.calls import DeferredCall, Making, PutOff, Read, Resumed
+from manygrad.tensor.deferred.counts import COUNTS
 from manygrad.tensor.deferred.tensors import settle
-from manygrad.tensor.deferred.trace import Trace, begin, flush_others
-from manygrad.tensor.deferred.tree import Key, TraceEnding, TraceNode
+from manygrad.tensor.deferred.trace import PUT_OFF, Trace, begin, flush_others
+from manygrad.tensor.deferred.tree import KeptGraphs, Key, TraceEnding, TraceNode
 from manygrad.tensor.engine import engine
 from manygrad.tensor.environment import overridden
 from manygrad.tensor.lock import LOCK
@@ -33,7 +34,7 @@ def end_with_step(
     for p in params:
         g = p._grad
         if g is not None and not trace.has(g):
-            trace.is_off = True
+            trace.is_off, trace.why = True, "a gradient is none of this step's values"
             break
         grads.append(None if g is None else g.__dict__["_value"][1])
     what = ("step", OPTIMIZERS.setdefault(optimizer, next(_numbers)), *grads, *settings(optimizer))
@@ -43,7 +44,7 @@ def end_with_step(
             with LOCK:
                 done = step_as_one(trace, what, prepare, step)
         if not done:
-            trace.flush()
+            give_up(trace, "the step of an optimiser")
     finally:
         begin(trace.tree)
     if not done:
@@ -73,6 +74,7 @@ def all_as_one(trace: Trace, what: Key, step: Callable[[], Any] | None) -> bool:
     numbers = [n for n, _ in living]
     ending = trace.node.ending((*what, tuple(numbers)))
     if not trace.put_off or not trace.is_following:
+        trace.why = trace.why or ending.plain
         return False
     trace.check()
     if not may_replay(trace, ending, writes=True):
@@ -97,7 +99,7 @@ def end_with_read(trace: Trace, numbers: Sequence[int] = ()) -> None:
             with LOCK:
                 done, goes_on = read_as_one(trace, numbers)
         if not done:
-            trace.flush()
+            give_up(trace, "a value that is read")
     finally:
         if not goes_on:
             begin(trace.tree)
@@ -106,13 +108,16 @@ def end_with_read(trace: Trace, numbers: Sequence[int] = ()) -> None:
 def read_as_one(trace: Trace, numbers: Sequence[int]) -> tuple[bool, bool]:
     """(whether the values are there, whether the trace goes on)"""
     if trace.writes and trace.is_following:  # (and a read sees what was written)
-        return (writes_leaves(trace) and all_as_one(trace, ("all",), None)), False
+        if writes_leaves(trace):
+            return all_as_one(trace, ("all",), None), False
+        return read_and_write(trace, numbers)
     living = trace.values.living()
     numbers = trace.values.one_storage(numbers, living) if numbers else ()
     has_others = len(living) > len(numbers)
     key = ("read", *numbers)
     ending = trace.node.ending(key)
     if not trace.put_off or not trace.is_following:  # (they were made as they came)
+        trace.why = trace.why or ending.plain
         if ending.has_history is None:
             ending.has_history = any(t.requires_grad for n, t in living if n in numbers)
         goes_on = bool(numbers) and (has_others or ending.has_history)
@@ -120,11 +125,12 @@ def read_as_one(trace: Trace, numbers: Sequence[int]) -> tuple[bool, bool]:
             go_on(trace, key)
         return False, goes_on
     trace.check()
-    needed: list[DeferredCall | Read] = []
+    needed: list[PutOff] = []
     if ending.replay is None:  # (what is read must not make gradients)
         needed = needed_for(trace, numbers)
         backward = any(type(c) is DeferredCall and c.node.gradients for c in needed)
-        ending.is_plain = backward or not numbers
+        if backward or not numbers:
+            ending.plain = "a gradient, or what depends on any call, is read before the step ends"
     if not may_replay(trace, ending, writes=False):
         return False, False
 
@@ -141,6 +147,48 @@ def read_as_one(trace: Trace, numbers: Sequence[int]) -> tuple[bool, bool]:
         settle(t, read[n])
     trace.is_done()
     return True, False
+
+
+def read_and_write(trace: Trace, numbers: Sequence[int]) -> tuple[bool, bool]:
+    """As `read_as_one`, after calls that write (dropout, batch norm): a read carries that out, too. These calls are not
+    made again when the trace goes on: what lives on of them is a graph, over what is in memory then."""
+    at = next((i for i, c in enumerate(trace.put_off) if type(c) is DeferredCall and c.node.gradients), None)
+    calls, later = trace.put_off[:at], trace.put_off[len(trace.put_off) if at is None else at :]
+    living = trace.values.living()
+    numbers = trace.values.one_storage(numbers, living) if numbers else ()
+    given = {n for c in calls for n in c.gives()}
+    kept = sorted(given & {*(n for n, _ in living), *(n for c in later for n in c.used())})
+    storages = [trace.values.storages[n] for n in kept]
+    simple = not trace.has_read and numbers and given.issuperset(numbers) and len({*storages}) == len(storages)
+    if not simple or any(type(c) is DeferredCall and c.node.writes for c in later):
+        trace.why = "a value is read before the step ends, and calls before it write (dropout, batch norm)"
+        return False, False
+    key = ("read and write", *numbers, *kept)
+    ending = trace.node.ending(key)
+    trace.check()
+    if not may_replay(trace, ending, writes=True):
+        return False, False
+
+    inputs = trace.external.inputs()
+    out = computed(trace, ending, calls, None, numbers, writes=True, kept=kept)
+    assert ending.kept is not None
+    read = dict(zip(ending.kept.stored, out))
+    trace.is_done()
+    if not (later or ending.has_history or any(n not in read for n, _ in living)):
+        for n, t in living:
+            settle(t, read[n])
+        return True, False
+    for n, t in living:
+        if n in read:
+            t.__dict__["_stored"] = read[n]
+    x = trace.external
+    x.nodes = [t.uop for t in x.tensors]  # (what was written is another node where it was not in memory)
+    values = Read(read)
+    trace.put_off = [Resumed(ending.kept, inputs, values), values, *later]
+    PUT_OFF[trace.serial] = trace
+    memory_read = [(u.shape, u.dtype) for u in ending.kept.results]
+    go_on(trace, (*key, *ending.kept.stored, *memory_read))
+    return True, True
 
 
 def writes_leaves(trace: Trace) -> bool:
@@ -160,13 +208,13 @@ def go_on(trace: Trace, key: Key) -> None:
     trace.has_read = True
 
 
-def needed_for(trace: Trace, numbers: Sequence[int]) -> list[DeferredCall | Read]:
+def needed_for(trace: Trace, numbers: Sequence[int]) -> list[PutOff]:
     """The calls that these values stand on, and the reads of what they stand on."""
     needed, found = set(numbers), set()
     for i, call in reversed(list(enumerate(trace.put_off))):
-        if type(call) is DeferredCall and not needed.isdisjoint(call.gives()):
+        if type(call) is not Read and not needed.isdisjoint(call.gives()):
             found.add(i)
-            needed.update(call.used())
+            needed.update(call.read.stored if type(call) is Resumed else call.used())
     return [
         call
         for i, call in enumerate(trace.put_off)
@@ -177,18 +225,32 @@ def needed_for(trace: Trace, numbers: Sequence[int]) -> list[DeferredCall | Read
 # *** both ***
 
 
+def give_up(trace: Trace, ending: str) -> None:
+    """What ends here is no replay: calls that are put off are made as they came. `ending`: in words."""
+    why = f"{ending} ends calls that are not replayed: {trace.why or 'they are made so for the first time'}"
+    if trace.put_off:
+        trace.flush(why)
+    elif trace.why:
+        COUNTS.note_flush(why)
+
+
 def may_be_replayed(trace: Trace) -> bool:
     return not trace.is_off and trace.node is not trace.tree.root and overridden.get() is None
 
 
 def may_replay(trace: Trace, ending: TraceEnding, writes: bool) -> bool:
     """Whether an ending can be captured, or the capture of it be replayed now."""
-    if ending.is_plain:
+    if ending.plain:
         trace.node.note_plain()
+        trace.why = ending.plain
         return False
     if ending.replay is not None and not ending.replay.fits():
+        trace.why = "state or gradients lie elsewhere than when it was recorded"
         return False
-    return not (writes and shares_state(trace, ending))
+    if writes and shares_state(trace, ending):
+        trace.why = "an input lies in memory that may be written"
+        return False
+    return True
 
 
 def shares_state(trace: Trace, ending: TraceEnding) -> bool:
@@ -202,41 +264,57 @@ def shares_state(trace: Trace, ending: TraceEnding) -> bool:
 def computed(
     trace: Trace,
     ending: TraceEnding,
-    calls: Sequence[DeferredCall | Read],
+    calls: Sequence[PutOff],
     step: Callable[[], Any] | None,
     numbers: Sequence[int],
     writes: bool,
+    kept: Sequence[int] | None = None,
 ) -> list[Tensor]:
     """The values of these numbers, after these calls, which may write, and an optimiser's step, by a replay, or by a
-    recording that can be replayed the next time."""
+    recording that can be replayed the next time. `kept`: numbers of values that are used on, which are not computed."""
     if writes:
         flush_others(trace)
     inputs = trace.external.inputs()
     inputs += [t for call in trace.put_off if type(call) is Read for t in call.memories.values()]
     making = Making(trace.external)
+    lazy: list[Tensor] = []
     gradients = [(t, t._grad) for t in trace.leaves]  # (of a read: they are put off still)
     for t in trace.leaves:
         t._grad = None
 
     def run(*_: Tensor) -> list[Tensor]:
-        making.make(calls, numbers)
+        making.make(calls, (*numbers, *(kept or ())))
         if step is not None:
             step()
         out = [making.values[n] for n in numbers]
+        lazy.extend(making.values[n] for n in kept or ())
         making.values.clear()
         return out
 
     try:
         with trace.busy():
             if ending.replay is not None:
+                COUNTS.replays += 1
                 out = ending.replay.run(inputs)
                 if step is not None:
                     engine().count_update()
             else:
+                COUNTS.recordings += 1
                 state = trace.external.state()
-                out, replay, ending.has_history = engine().capture_calls(run, inputs, state, writes)
-                ending.is_plain = replay is None or (writes and ending.has_history)
-                ending.replay = None if ending.is_plain else replay
+                made = engine().capture_calls(run, inputs, state, writes, lazy)
+                out, replay, ending.has_history = made.out, made.replay, made.flows
+                if kept is not None:
+                    stored = [*numbers, *(kept[k] if k >= 0 else k for k in made.stored)]
+                    graphs = {kept[k] if k >= 0 else k: u for k, u in made.graphs.items()}
+                    ending.kept = KeptGraphs(graphs, made.own, [t.uop for t in out], stored)
+                if replay is None:
+                    ending.plain = "the calls made state that lives on, or computed nothing"
+                elif kept is not None:
+                    if not made.lasts:
+                        ending.plain = "a value that lives on stands on what is overwritten, or on memory of the calls"
+                elif writes and ending.has_history:
+                    ending.plain = "a gradient flows on from values that live on after the step"
+                ending.replay = None if ending.plain else replay
     except BaseException as error:
         trace.lose(making.values, error)
         trace.is_done()

@@ -59,14 +59,14 @@ def deferrable(fn: F) -> F:
 
 
 def _call(fn: Callable[..., Any]) -> Callable[..., Any]:
-    thread = THREAD
+    thread, writing = THREAD, vars(WRITING)["data"]  # (the dict itself: its set asks in Python whether it is empty)
 
     @functools.wraps(fn)
     def call(*args: Any, **kwargs: Any) -> Any:
         if thread.is_inside:
             return fn(*args, **kwargs)
         trace = thread.trace
-        if WRITING:
+        if writing:
             flush_writers(trace)
         if trace.is_off:
             return fn(*args, **kwargs)

@@ -22,8 +22,8 @@ class PutsOff(Protocol):
 
     serial: int
 
-    def flush(self) -> None:
-        """Makes the calls that are put off."""
+    def flush(self, why: str) -> None:
+        """Makes the calls that are put off. `why`: in words (`counts.py`)."""
 
 
 class DeferredTensor(Tensor):
@@ -31,10 +31,11 @@ class DeferredTensor(Tensor):
 
     _trace: PutsOff
     _spec: Spec
+    _value: tuple[int, int]  # the serial of its trace, and its number there
 
     @property
     def uop(self) -> UOp:
-        self._trace.flush()
+        self._trace.flush("what a tensor is made of is asked for")
         found: UOp | None = self.__dict__.get("uop")
         if found is None:
             raise RuntimeError(
@@ -45,7 +46,7 @@ class DeferredTensor(Tensor):
 
     @uop.setter
     def uop(self, u: UOp) -> None:
-        self._trace.flush()
+        self._trace.flush("a tensor becomes another one")
         self.__dict__["uop"] = u
 
     @property
@@ -60,21 +61,21 @@ class DeferredTensor(Tensor):
     def requires_grad(self) -> bool:
         spec = self._spec
         if spec.requires_grad is None:
-            self._trace.flush()
+            self._trace.flush("whether a tensor requires a gradient is asked for")
             spec.requires_grad = Tensor.requires_grad.fget(self)  # type: ignore[attr-defined]
         return bool(spec.requires_grad)
 
     @requires_grad.setter
     def requires_grad(self, flag: bool | None) -> None:
-        self._trace.flush()
+        self._trace.flush("a tensor becomes one to train, or none")
         self.requires_grad = flag
 
     def register_hook(self, hook: Callable[[Tensor], Tensor | None]) -> RemovableHandle:
-        self._trace.flush()
+        self._trace.flush("a hook is registered")
         return self.register_hook(hook)
 
     def retain_grad(self) -> None:
-        self._trace.flush()
+        self._trace.flush("a gradient is to be kept")
         self.retain_grad()
 
     @property
@@ -84,16 +85,6 @@ class DeferredTensor(Tensor):
     @property
     def device(self) -> str | tuple[str, ...]:
         return self._spec.device or self._spec.home
-
-
-def deferred(trace: PutsOff, number: int, spec: Spec) -> DeferredTensor:
-    """A tensor that the trace's value of this number will be."""
-    t = Tensor.__new__(DeferredTensor)
-    t.__dict__ = {
-        "_requires_grad": None, "_leaf": None, "_grad": None, "_storage": None, "_device": spec.home,
-        "_trace": trace, "_spec": spec, "_value": (trace.serial, number),
-    }  # fmt: skip
-    return t
 
 
 def settle(t: Tensor, made: Tensor) -> None:
@@ -106,4 +97,4 @@ def settle(t: Tensor, made: Tensor) -> None:
     LIVE.add(t)
 
 
-__all__ = ["DeferredTensor", "deferred", "settle"]
+__all__ = ["DeferredTensor", "PutsOff", "settle"]

@@ -18,7 +18,7 @@ def flush_trace() -> bool:
     or write what they read. Whether there were any."""
     waiting = [trace for trace in list(PUT_OFF.values()) if not trace.is_busy]
     for trace in waiting:
-        trace.flush()
+        trace.flush("something else is computed")
     return bool(waiting)
 
 

@@ -18,9 +18,10 @@ from threading import RLock, local
 from types import CodeType
 from typing import Any
 
-from manygrad.tensor.deferred.arguments import External, UnknownArgument, Value, told
-from manygrad.tensor.deferred.calls import DeferredCall, Making, Read, TraceValues
-from manygrad.tensor.deferred.tensors import DeferredTensor, deferred, settle
+from manygrad.tensor.deferred.arguments import CONSTANTS, External, UnknownArgument, Value, told
+from manygrad.tensor.deferred.calls import DeferredCall, Making, PutOff, TraceValues
+from manygrad.tensor.deferred.counts import COUNTS
+from manygrad.tensor.deferred.tensors import DeferredTensor, settle
 from manygrad.tensor.deferred.tree import MOST_NODES, Key, Spec, TraceNode, TraceTree
 from manygrad.tensor.deferred.varying import has_new_number, tell, with_input
 from manygrad.tensor.dtype import dtypes
@@ -51,13 +52,14 @@ class Trace:
         self.node = tree.root
         self.is_following = True  # all calls so far are put off
         self.is_off = False  # calls are made as they come, until the next ending
-        self.put_off: list[DeferredCall | Read] = []
+        self.put_off: list[PutOff] = []
         self.external = External()
         self.values = TraceValues(self.serial)
         self.writes = False  # something that is put off
         self.leaves: list[Tensor] = []  # whose gradients are put off
         self.has_read = False  # values, and goes on
         self.is_busy = False  # making what was put off
+        self.why = ""  # what it comes to is not replayed, in words
 
     # *** calls ***
 
@@ -74,8 +76,15 @@ class Trace:
         known = len(external.tensors)
         try:
             if overridden.get() is not None:
-                raise UnknownArgument
-            kept = [told(x, sig, serial, external) for x in args]
+                raise UnknownArgument("it is called inside of a Context(...)")
+            kept: list[Any] = []
+            for x in args:
+                kind = type(x)
+                if kind in CONSTANTS:
+                    sig += (kind, x)
+                    kept.append(x)
+                else:
+                    kept.append(told(x, sig, serial, external))
             named = kwargs
             if kwargs:
                 named = {}
@@ -84,13 +93,15 @@ class Trace:
                     named[k] = told(x, sig, serial, external)
             key = tuple(sig)
             child = self.node.children.get(key)
-        except (UnknownArgument, TypeError):  # (what has no hash)
-            return self.refuse(fn, args, kwargs)
+        except (UnknownArgument, TypeError) as e:  # (what has no hash)
+            why = str(e) if isinstance(e, UnknownArgument) else "an argument has no hash"
+            return self.refuse(fn, args, kwargs, why)
         if child is not None and child.is_followed and not child.is_plain and len(self.put_off) < MOST_CALLS:
             with self.lock:
                 if self.is_following:
                     self._put_off(child, DeferredCall(child, kept, named, len(self.values.refs), grad, training))
-                    return self._promised(child, args)
+                    r = child.results[0] if child.kind is None else 0
+                    return self.values.promise(self, r) if type(r) is Spec else self._promised(child, args)
         return self._make(fn, args, kwargs, key, known, code)
 
     def has(self, x: Any) -> bool:
@@ -112,26 +123,23 @@ class Trace:
             WRITING[self.serial] = self
 
     def _promised(self, node: TraceNode, args: Sequence[Any]) -> Any:
+        out = [args[r] if type(r) is int else self.values.promise(self, r) for r in node.results]
         if node.kind is None:
-            r = node.results[0]
-            return args[r] if type(r) is int else self._promise(r)
-        out = [args[r] if type(r) is int else self._promise(r) for r in node.results]
+            return out[0]
         return node.kind(*out) if hasattr(node.kind, "_fields") else node.kind(out)
 
-    def _promise(self, spec: Any) -> DeferredTensor:
-        t = deferred(self, len(self.values.refs), spec)
-        self.values.add(t, spec)
-        return t
-
-    def refuse(self, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def refuse(self, fn: Callable[..., Any], args: Any, kwargs: Any, why: str) -> Any:
         """A call that cannot be put off; it and what follows, up to the next ending, are made as they come."""
-        self.flush()
+        why = f"`{fn.__name__}` cannot be put off: {why}"
+        if not self.put_off:
+            COUNTS.note_flush(why)
+        self.flush(why)
         self.is_off = True
         return fn(*args, **kwargs)
 
     def _make(self, fn: Any, args: Any, kwargs: Any, key: Key, known: int, code: CodeType) -> Any:
         """A call that was not made here before, or comes after one that was not. `code`: the user's, which makes it."""
-        self.flush()
+        self.flush(f"`{fn.__name__}` was not called so before, after the same calls")
         self.is_following = False
         moves, computed = MOVES.count, MOVES.computed
         LIVE.newer(self)
@@ -200,7 +208,7 @@ class Trace:
         loss = args[0]
         value = loss.__dict__.get("_value")
         if len(args) > 1 or kwargs or value is None or value[0] != self.serial or overridden.get() is not None:
-            return self.refuse(fn, args, kwargs)
+            return self.refuse(fn, args, kwargs, "it has arguments, or its loss is none of this step's values")
         code, at = user_place()
         grad = is_grad_enabled()
         key = (fn, id(code), at, grad, value[1])
@@ -214,13 +222,13 @@ class Trace:
                         DeferredCall(child, [Value(value[1])], kwargs, len(self.values.refs), grad, _training.get()),
                     )
                     for t, spec in zip(leaves, child.results):
-                        t._grad = self._promise(spec)
+                        t._grad = self.values.promise(self, spec)
                     self.leaves += leaves
                     return loss
         return self._make_backward(fn, loss, key, code)
 
     def _make_backward(self, fn: Any, loss: Tensor, key: Key, code: CodeType) -> Any:
-        self.flush()
+        self.flush("`backward` was not called so before, or a tensor has a hook or a gradient already")
         self.is_following = False
         before = {id(t): (t, t._grad) for t in LIVE if t._requires_grad or t._retains or t._grad is not None}
         moves = MOVES.count
@@ -251,21 +259,22 @@ class Trace:
             t._grad = value
             return t
         if any(t is x for x in self.leaves):  # (the calls that make its gradient come before this)
-            self.flush()
+            self.flush("a gradient is set")
         for g in (t._grad, value):  # (one that is put off is made first, or that would set it later)
             _ = None if g is None else g.uop
         return fn(t, value)
 
     # *** making what was put off ***
 
-    def flush(self) -> None:
-        """Makes all calls that were put off."""
+    def flush(self, why: str) -> None:
+        """Makes all calls that were put off. `why`: in words (`counts.py`)."""
         if not self.put_off:
             return
         with LOCK, self.lock:
             if self.is_busy or not self.put_off:
                 return
             self.is_following = False
+            COUNTS.note_flush(why)
             self.check()
             later = [(t, t._grad) for t in self.leaves if not self.has(t._grad)]  # what has been set since
             self.drop_gradients()
@@ -338,16 +347,16 @@ def has_hooks(t: Tensor) -> bool:
 
 def flush_writers(mine: Trace) -> None:
     """Makes calls that other threads have put off, and that write: what is built now reads what they write."""
-    for trace in list(WRITING.values()):
+    for trace in list(WRITING.values()) if WRITING else ():
         if trace is not mine and not trace.is_busy:
-            trace.flush()
+            trace.flush("another thread reads what they write")
 
 
 def flush_others(mine: Trace) -> None:
     """Makes the calls that other threads have put off: they read what is there now."""
     for trace in list(PUT_OFF.values()) if len(PUT_OFF) > 1 else ():
         if trace is not mine:
-            trace.flush()
+            trace.flush("another thread writes")
 
 
 def flush_readers(t: Tensor) -> None:
@@ -357,7 +366,7 @@ def flush_readers(t: Tensor) -> None:
     changed = {id(x) for x in sharing(t)} | {id(t)}
     for trace in list(PUT_OFF.values()):
         if not trace.is_busy and not changed.isdisjoint(trace.external.numbers):
-            trace.flush()
+            trace.flush("what they read is changed")
 
 
 class _ThreadTrace(local):

@@ -16,7 +16,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Sequence
 from types import CodeType
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from manygrad.tensor.dtype import DType
 from manygrad.tensor.tensor import Tensor
@@ -63,14 +63,26 @@ class Spec:
         return Spec(u.shape, u.dtype, u.device, t._device)
 
 
+class KeptGraphs(NamedTuple):
+    """Values that live on after a recording, each by number as a graph, lazily, or, of what is stored, by what it was
+    computed; numbers below 0 are of memory that these read. `own`: the nodes in them that stand for the inputs;
+    `results`: those of what is stored; `stored`: the numbers of that."""
+
+    graphs: dict[int, UOp]
+    own: list[UOp]
+    results: list[UOp]
+    stored: list[int]
+
+
 class TraceEnding:
     """What ended a trace at a node, and what lived on then."""
 
     def __init__(self) -> None:
-        self.is_plain = False  # it cannot be captured
+        self.plain = ""  # why it cannot be captured
         self.state: set[int] | None = None  # ids of the nodes that state lies in
         self.has_history: bool | None = None  # a gradient flows on from what was read
         self.replay: TraceReplay | None = None
+        self.kept: KeptGraphs | None = None  # of values that live on, where calls that write are not made again
 
 
 class TraceNode:
@@ -175,7 +187,7 @@ class TraceNode:
         """Nothing that ends here is captured: calls are not put off that lead here alone."""
         node: TraceNode | None = self
         while node is not None and node.parent is not None:
-            if not all(e.is_plain for e in node.endings.values()):
+            if not all(e.plain for e in node.endings.values()):
                 return
             if not all(child.is_plain for child in node.children.values()):
                 return

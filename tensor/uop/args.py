@@ -33,6 +33,9 @@ class BufferSpec:
     axis: int | None = None
     bounds: tuple[int, ...] = ()
 
+    def __hash__(self) -> int:  # (of what tells most of them apart: each new tensor asks for it several times)
+        return hash((self.uid, self.shape))
+
 
 class VarArg(NamedTuple):
     """A symbolic integer: min <= it <= max."""

@@ -73,7 +73,7 @@ STAGES: list[tuple[Any, str]] = [
     (captured, "moves_of"),
     (captured, "batch_kernels"),
     (captured, "run_items"),
-    (functions, "_structure"),
+    (functions, "tensors_out"),
     (functions, "_read_by_gradient"),
     (functions, "gradients_of_call"),
     (functions, "flow_back"),

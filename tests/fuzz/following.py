@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from manygrad import Context, Tensor, no_grad
+from manygrad import Context, Tensor, no_grad, scan
 from manygrad import nn as _nn
 from manygrad.nn import functional as F
 from tests.fuzz import training
@@ -21,7 +21,7 @@ INSIDE = (
     *("read first", "clip", "evaluate", "evaluate with gradients", "error", "seed", "read statistics", "in place"),
     *("thread", "counted", "kept", "twice", "write what is read", "read gradient", "other size", "retained", "hook"),
     *("view", "list index", "choose", "noise", "frozen copy", "detached", "grad of input", "no step", "sum of losses"),
-    *("added up", "by hand"),
+    *("added up", "by hand", "scan", "two optimisers"),
 )
 Program = dict[str, Any]
 
@@ -52,6 +52,8 @@ class Loop(training.Side):
         super().__init__({**program, "inside": None, "outside": False, "kept": False}, False)
         self.log: list[Any] = []
         self.kept: list[Tensor] = []
+        self.judge = _nn.Linear(1, 1)
+        self.judges = _nn.optim.SGD(self.judge.parameters(), lr=0.1)
         if program["all stepped"]:
             self.optimizer.add_param_group({"params": list(self.extra.parameters()), "lr": 0.01})
 
@@ -105,6 +107,8 @@ class Loop(training.Side):
             z = z[list(range(z.shape[0]))[::-1]]
         hidden = self.model(z)
         out = self.extra(hidden) * self.scale
+        if "scan" in within:
+            out = out + scan(lambda h, o: ((h * 0.5 + o).tanh(), h), Tensor.zeros(1), out)[1]
         if "counted" in within:
             out = out * (i + 1)
         if "choose" in within and float(out.sum().item()) > 0:
@@ -114,6 +118,13 @@ class Loop(training.Side):
                 linear.bias.detach().assign(linear.bias.detach() + 0.125)
         if "error" in within:
             raise ArithmeticError(f"step {i}")
+        if "two optimisers" in within:
+            self.judges.zero_grad()
+            loss = self.judge(out.detach()).square().mean()
+            self.note(loss)
+            loss.backward()
+            self.judges.step()
+            out = out + self.judge(out)
         loss = F.mse_loss(out, y)
         if "retained" in within and hidden.requires_grad:
             hidden.retain_grad()

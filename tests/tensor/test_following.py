@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import threading
 import warnings
 import weakref
@@ -40,9 +41,9 @@ def counts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counts]:
             found.replays += 1
         return computed(trace, ending, *rest, **named)
 
-    def flushed(self: Trace) -> None:
+    def flushed(self: Trace, why: str) -> None:
         found.flushes += bool(self.put_off)
-        flush(self)
+        flush(self, why)
 
     monkeypatch.setattr(endings, "computed", counted)
     monkeypatch.setattr(Trace, "flush", flushed)
@@ -108,21 +109,213 @@ def test_a_training_loop_is_replayed_from_its_fourth_step_on(name: str, counts: 
     same(lambda: losses(lambda: Training(*LAYERS[name]())))
 
 
-def test_a_loss_that_is_read_before_backward(counts: Counts) -> None:
-    """The read is one replay, the rest of the step another."""
+def test_what_a_followed_call_costs() -> None:
+    """Python functions that run for one call of a method with one argument: it is what a step of many of them takes."""
 
-    def run() -> list[np.ndarray]:
+    def relus() -> Tensor:
+        t = x
+        for _ in range(20):
+            t = t.relu()
+        return t
+
+    x, calls = Tensor(array(4)), 0
+
+    def count(_: Any, event: str, __: Any) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    for _ in range(4):
+        relus().numpy()
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        t = relus()
+    finally:
+        sys.setprofile(before)
+    assert isinstance(t, DeferredTensor)
+    assert calls <= 20 * 7 + 20
+
+
+def test_a_loss_that_is_read_before_backward(counts: Counts) -> None:
+    """The read is one replay, the rest of the step another, whatever of the step is kept."""
+
+    def run(counts: Counts | None = None) -> list[np.ndarray]:
         loop, found = Training(nn.Tanh()), []
+        kept: list[Any] = []
         for i in range(9):
+            if counts is not None and i == 5:
+                counts.replays = counts.captures = counts.flushes = 0
             loop.optimizer.zero_grad()
-            loss = F.mse_loss(loop.model(Tensor(array(5, 4, seed=i))), Tensor(array(5, 3)))
+            out = loop.model(Tensor(array(5, 4, seed=i)))
+            loss = F.mse_loss(out, Tensor(array(5, 3)))
             found.append(np.array(loss.item()))
             loss.backward()
+            loop.optimizer.step()
+            kept += [out, loss]
+        return [*found, *loop.state(), *(t.numpy() for t in kept)]
+
+    same(run)
+    run(counts)
+    assert (counts.replays, counts.captures, counts.flushes) == (8, 0, 0)
+
+
+WRITING_LAYERS: dict[str, Callable[[], list[nn.Module]]] = {
+    "dropout": lambda: [nn.Dropout(0.4), nn.Tanh()],
+    "batch norm": lambda: [nn.BatchNorm1d(8), nn.Tanh()],
+    "both": lambda: [nn.BatchNorm1d(8), nn.Linear(8, 8), nn.Dropout(0.3), nn.LayerNorm(8), nn.Dropout(0.2)],
+}
+
+
+@pytest.mark.parametrize("name", WRITING_LAYERS)
+def test_a_read_after_calls_that_write(name: str, counts: Counts) -> None:
+    """What they write is written once, at the read, and not when the rest of the step is made."""
+
+    def run(counts: Counts | None = None, kind: str = "loss") -> list[np.ndarray]:
+        Tensor.manual_seed(5)
+        loop, found = Training(*WRITING_LAYERS[name]()), []
+        kept: list[Tensor] = []
+        for i in range(12):
+            if counts is not None and i == 8:
+                counts.replays = counts.captures = counts.flushes = 0
+            loop.optimizer.zero_grad()
+            out = loop.model(Tensor(array(5, 4, seed=i)))
+            loss = F.mse_loss(out, Tensor(array(5, 3)))
+            if kind != "after":
+                found.append(np.array(loss.item()))
+            if kind == "two":
+                found.append(out.sum().numpy())
+            if kind == "more":
+                loss = loss + out.abs().mean()
+            if kind == "another way" and i > 5:
+                loss = loss * 0.5 if i % 2 else loss + out.square().mean()
+            if kind == "another pass" and i % 3 == 2:
+                again = F.mse_loss(loop.model(Tensor(array(5, 4, seed=50 + i))), Tensor(array(5, 3)))
+                found.append(np.array(again.item()))
+                again.backward()
+            if kind == "no more" and i % 2:
+                continue
+            if kind == "state":
+                found += [t.numpy() for t in loop.model.state_dict().values()]
+            loss.backward()
+            if kind == "after":
+                found.append(np.array(loss.item()))
+            loop.optimizer.step()
+            if kind == "kept":
+                kept += [out, loss]
+        return [*found, *loop.state(), *(t.numpy() for t in kept), Tensor.rand(3).numpy()]
+
+    for kind in ("loss", "kept", "after", "two", "more", "another way", "another pass", "no more", "state"):
+        same(lambda kind=kind: run(None, kind))  # type: ignore[misc]
+    for kind in ("loss", "kept", "more", "after"):
+        run(counts, kind)
+        assert counts.replays >= 8 and (counts.captures, counts.flushes) == (0, 0), kind
+
+
+@pytest.mark.parametrize("name", ["plain", "dropout", "batch norm"])
+@pytest.mark.parametrize("read", [False, True])
+def test_a_value_that_two_optimisers_train_from(name: str, read: bool) -> None:
+    """As in a GAN: the first one's step ends a trace, and the gradient of a value that lives on flows on."""
+
+    def run() -> list[np.ndarray]:
+        Tensor.manual_seed(2)
+        judge = nn.Sequential(nn.Linear(3, 4), *LAYERS["plain"](), nn.Linear(4, 1))
+        learns = nn.optim.SGD(judge.parameters(), lr=0.1)
+        loop, found = Training(*LAYERS[name]()), []
+        for i in range(9):
+            fake = loop.model(Tensor(array(5, 4, seed=i)))
+            if read:
+                found.append(np.array(fake.sum().item()))
+            learns.zero_grad()
+            loss = judge(fake.detach()).square().mean()
+            found.append(np.array(loss.item()))
+            loss.backward()
+            learns.step()
+            loop.optimizer.zero_grad()
+            loss = (judge(fake) - 1).square().mean()
+            found.append(np.array(loss.item()))
+            loss.backward()
+            found += loop.state()
+            loop.optimizer.step()
+        return found
+
+    same(run)
+
+
+def test_losses_of_several_batches_that_are_read_before_their_backward() -> None:
+    """Each has the masks of its own time."""
+
+    def run() -> list[np.ndarray]:
+        loop, found = Training(nn.Dropout(0.5), nn.Tanh()), []
+        for i in range(9):
+            loop.optimizer.zero_grad()
+            losses = []
+            for k in range(3):
+                loss = F.mse_loss(loop.model(Tensor(array(5, 4, seed=3 * i + k))), Tensor(array(5, 3)))
+                found.append(np.array(loss.item()))
+                losses.append(loss)
+            for loss in losses:
+                loss.backward()
+            found.append(loop.model[0].weight.grad.numpy())
             loop.optimizer.step()
         return [*found, *loop.state()]
 
     same(run)
-    assert counts.replays >= 6
+
+
+def test_gradients_that_are_added_to_while_they_are_put_off() -> None:
+    """After a read the next forward pass is another trace, whose gradients are added to those of the first; and who
+    holds a gradient holds the one that the step takes."""
+
+    def run() -> list[np.ndarray]:
+        loop, found = Training(nn.Tanh()), []
+        first = loop.model[0].weight
+        for i in range(12):
+            x, y = Tensor(array(5, 4, seed=i)), Tensor(array(5, 3))
+            loop.optimizer.zero_grad()
+            loss = F.mse_loss(loop.model(x), y)
+            found.append(np.array(loss.item()))
+            loss.backward()
+            held = first.grad
+            assert held is not None
+            if i % 3 == 2:
+                F.mse_loss(loop.model(x), y * 2).backward()
+                found.append(held.numpy())
+            if i % 4 == 3:
+                held *= 0.5
+            assert first.grad is held
+            loop.optimizer.step()
+        return [*found, *loop.state()]
+
+    same(run)
+
+
+def test_what_a_kept_loss_says_of_its_gradient() -> None:
+    """After the step it has none, and says why, as where calls are made at once; so does what was read before."""
+
+    def run(read: bool) -> list[str]:
+        loop, found = Training(nn.Tanh()), []
+        kept: list[Tensor] = []
+        for i in range(8):
+            loop.optimizer.zero_grad()
+            out = loop.model(Tensor(array(5, 4, seed=i)))
+            loss = F.mse_loss(out, Tensor(array(5, 3)))
+            if read:
+                loss.item()
+            loss.backward()
+            loop.optimizer.step()
+            kept += [out, loss]
+        for t in kept[6:]:
+            found.append(str(t.requires_grad))
+            with pytest.raises(RuntimeError) as error:
+                t.sum().backward()
+            found.append(str(error.value))
+        return found
+
+    for read in (False, True):
+        with Context(FOLLOW=0):
+            want = run(read)
+        assert run(read) == want
+        assert any("was overwritten" in text for text in want) == read
 
 
 def test_results_that_are_kept_are_the_callers(counts: Counts) -> None:
@@ -275,7 +468,7 @@ def test_nothing_of_a_model_stays_after_it() -> None:
     del loop
     gc.collect()
     assert weight() is None and memory() is None
-    THREAD.trace.flush()
+    THREAD.trace.flush("a test")
     assert not PUT_OFF
 
 

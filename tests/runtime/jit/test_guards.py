@@ -469,7 +469,7 @@ def test_a_step_that_is_captured_often_says_why() -> None:
     scale = 0.0
     step = TinyJit(lambda x: x.sum() * scale)
     with pytest.warns(UserWarning, match="scale was 14.0, now it is 16.0"):
-        for i in range(24):
+        for i in range(2 * MOST_CAPTURES + 8):
             scale = float(i - i % 2)
             assert step(batch(0)[0]).item() == (batch(0)[0].sum() * scale).item()
     assert len(step.captures) == MOST_CAPTURES

@@ -95,9 +95,7 @@ def captured() -> TinyJit[Tensor]:
 
 
 def test_guards_name_what_changed() -> None:
-    with pytest.raises(JitError, match=r"captured as shape \(2, 3\) float32.*now it is \(3, 3\)"):
-        captured()(Tensor(np.ones((3, 3), np.float32)))
-    with pytest.raises(JitError, match="float64"):
+    with pytest.raises(JitError, match=r"captured as shape \(2, 3\) float32.*now it is \(2, 3\) float64"):
         captured()(Tensor(np.ones((2, 3))))
     with pytest.raises(JitError, match="CPU:1"):
         captured()(Tensor(np.ones((2, 3), np.float32), device="CPU:1"))
