@@ -17,7 +17,11 @@ from .command_line import help_text, parse
 from .inquiries import QUESTIONS, inquire
 from .job import Job
 
-TOOLS = {"convert": "manygrad.checkpoint.convert", "replay": "manygrad.runtime.engine.replay"}
+TOOLS = {
+    "convert": "manygrad.checkpoint.convert",
+    "doctor": "manygrad.launcher.doctor",
+    "replay": "manygrad.runtime.engine.replay",
+}
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -114,6 +114,7 @@ def help_text() -> str:
         "usage: launcher SCRIPT [options] [-- script args]",
         "       launcher -m MODULE [options] [-- script args]",
         "       launcher status|stacks|stop RUN_DIR     of a run that goes on",
+        "       launcher doctor [--device KIND]         what this host has, how fast it is, what is missing",
         "       launcher replay FILE                    a step that a rank has saved (FAILED_STEPS)",
         "       launcher convert SRC DST [--help]       checkpoints of torch and Hugging Face into ours, and back",
         "",

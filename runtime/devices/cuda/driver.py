@@ -98,6 +98,12 @@ _current = threading.local()
 _opening = threading.Lock()
 
 
+def gpu_count() -> int:
+    """How many GPUs the driver lets this process see. Raises NoCUDAError where there is none."""
+    with _opening:
+        return _count()
+
+
 @cache
 def _count() -> int:
     """Raises NoCUDAError where there is none."""
