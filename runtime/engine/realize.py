@@ -186,9 +186,23 @@ def _noted(error: Exception, t: Tensor) -> Exception:
     return error
 
 
+def stored_on(device: Any, becomes: dict[UOp, UOp]) -> dict[UOp, UOp]:
+    """What values on a device may read. A constant is one node on all devices, but is stored on one."""
+    return {u: buffer for u, buffer in becomes.items() if u.device is not None or buffer.device == device}
+
+
 def see_computed(others: list[Tensor], becomes: dict[UOp, UOp]) -> None:
     """Tensors read what they are made of where it is stored now. One that is equal to what was computed, or a view of
     such a one, reads a lazy copy of it: the storage may be assigned."""
+    if any(u.device is None for u in becomes):
+        devices = [t.device for t in others]
+        for d in dict.fromkeys(devices):
+            _see_computed([t for t, own in zip(others, devices) if own == d], stored_on(d, becomes))
+    else:
+        _see_computed(others, becomes)
+
+
+def _see_computed(others: list[Tensor], becomes: dict[UOp, UOp]) -> None:
     bases = [memory(t.uop) for t in others]
     mapped = substitute(UOp(Ops.SINK, dtypes.void, tuple(bases)), becomes)
     for t, base, u in zip(others, bases, mapped.src):
@@ -435,12 +449,14 @@ class RealizeEngine:
         values = [u for u in computed if u in trained and u not in leaves and u.dtype.is_float]
         if not values:
             return
-        sources = UOp(Ops.SINK, dtypes.void, tuple(s for u in values for s in u.src))
-        stale = standing_on([sources], overwritten.__contains__, lambda u: u.op is Ops.AFTER or u in becomes)
-        now = iter(substitute(sources, becomes).src)
-        for u in values:
-            src = tuple(next(now) for _ in u.src)
-            HISTORY[becomes[u]] = (None if any(s in stale for s in u.src) else u.replace(src=src), self.clock)
+        for device in dict.fromkeys(becomes[u].device for u in values):
+            mine = [u for u in values if becomes[u].device == device]
+            sources = UOp(Ops.SINK, dtypes.void, tuple(s for u in mine for s in u.src))
+            stale = standing_on([sources], overwritten.__contains__, lambda u: u.op is Ops.AFTER or u in becomes)
+            now = iter(substitute(sources, stored_on(device, becomes)).src)
+            for u in mine:
+                src = tuple(next(now) for _ in u.src)
+                HISTORY[becomes[u]] = (None if any(s in stale for s in u.src) else u.replace(src=src), self.clock)
 
     def _replace(self, becomes: dict[UOp, UOp], own: dict[int, UOp]) -> None:
         """Live tensors see what has been computed as storage."""

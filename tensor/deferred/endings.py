@@ -254,8 +254,14 @@ def may_replay(trace: Trace, ending: TraceEnding, writes: bool) -> bool:
 
 
 def shares_state(trace: Trace, ending: TraceEnding) -> bool:
-    """Whether a value that may be another each time lies in the memory of state, which may be written meanwhile."""
+    """Whether a value that may be another each time lies in the memory of state, which may be written meanwhile, or is
+    written itself, in memory that is another one's, too."""
     x = trace.external
+    written = {n for c in trace.put_off if type(c) is DeferredCall for n in c.node.writes if n >= 0}
+    if apart := [n for n in written if not x.is_state[n]]:
+        memories = [id(memory(u)) for u in x.nodes]
+        if any(memories.count(memories[n]) > 1 for n in apart):
+            return True
     if ending.state is None:
         ending.state = {id(memory(u)) for u, state in zip(x.nodes, x.is_state) if state}
     return any(id(memory(u)) in ending.state for u, state in zip(x.nodes, x.is_state) if not state)
