@@ -186,7 +186,7 @@ def _noted(error: Exception, t: Tensor) -> Exception:
     return error
 
 
-def stored_on(device: Any, becomes: dict[UOp, UOp]) -> dict[UOp, UOp]:
+def stored_on(device: str | tuple[str, ...] | None, becomes: dict[UOp, UOp]) -> dict[UOp, UOp]:
     """What values on a device may read. A constant is one node on all devices, but is stored on one."""
     return {u: buffer for u, buffer in becomes.items() if u.device is not None or buffer.device == device}
 
