@@ -56,7 +56,11 @@ def size(nbytes: float) -> str:
 def packages() -> Iterator[Finding]:
     from importlib.metadata import PackageNotFoundError, version
 
-    yield Finding(OK, "manygrad", f"{version('manygrad')} in {Path(__file__).parents[1]}")
+    here = Path(__file__).parents[1]
+    try:
+        yield Finding(OK, "manygrad", f"{version('manygrad')} in {here}")
+    except PackageNotFoundError:
+        yield Finding(OK, "manygrad", f"not installed, from {here}")
     yield Finding(OK, "python", f"{platform.python_version()}, {sys.executable}")
     for name in PACKAGES:
         try:

@@ -13,7 +13,8 @@ from typing import Any
 
 from manygrad.runtime.codegen.analysis.describe import signature
 from manygrad.runtime.codegen.opts import Opt
-from manygrad.runtime.devices.base import Kernel
+from manygrad.runtime.devices.base import Call, Kernel
+from manygrad.runtime.devices.numbers import Numbers
 from manygrad.schedule.facts.chain import ChainSpec
 from manygrad.tensor.uop.intervals import bounds
 from manygrad.tensor.uop.ops import Ops
@@ -46,6 +47,16 @@ class Chained:
         for kernel, own, variables in self.calls(handles):
             kernel(own, variables, wait)
         return time.perf_counter() - began if wait else None
+
+
+def kernels_of(call: Call) -> Iterator[tuple[Kernel, Sequence[Any], tuple[int, ...]]]:
+    """The kernels that a call starts: of a chain one after the other, block by block."""
+    kernel, handles, numbers = call
+    if isinstance(kernel, Chained):
+        for part, own, vars in kernel.calls(handles):
+            yield from kernels_of((part, own, Numbers(vars)))
+    else:
+        yield kernel, handles, numbers.values
 
 
 def chain_name(ast: UOp) -> str:

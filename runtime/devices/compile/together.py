@@ -18,14 +18,15 @@ import contextlib
 import hashlib
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from manygrad.runtime.codegen.pipeline import Prepared, prepare
-from manygrad.runtime.devices.base import Kernel
+from manygrad.runtime.devices.base import Kernel, KernelStore
 from manygrad.runtime.devices.compile.compiled import Compiled
 from manygrad.runtime.profile import profile
+from manygrad.tensor.environment import BEAM
 from manygrad.tensor.uop.uop import UOp
 
 if TYPE_CHECKING:
@@ -44,6 +45,15 @@ class Missing(NamedTuple):
     ast: UOp
     prepared: Prepared
     key: bytes
+
+
+def build_together(compiled: Compiled[Any], asts: Sequence[UOp], loaded: KernelStore) -> None:
+    """A Builder's `build_all`. What is searched for, or stands alone, is built by itself."""
+    if len(asts) > 1 and not BEAM:
+        compile_together(compiled, asts, loaded.keep)
+    else:
+        for ast in asts:
+            loaded.get(ast)
 
 
 def compile_together(compiled: Compiled[Any], asts: Iterable[UOp], keep: Keep) -> None:

@@ -16,14 +16,14 @@ from manygrad.runtime.codegen.pipeline import Prepared
 from manygrad.runtime.codegen.render.llvm.text import ENTRY
 from manygrad.runtime.devices.base import Allocator, Backend, Builder, KernelStore, Opened, Queue
 from manygrad.runtime.devices.compile.compiled import KNOBS, Compiled
-from manygrad.runtime.devices.compile.together import compile_together
+from manygrad.runtime.devices.compile.together import build_together
 from manygrad.runtime.devices.cpu.chain import CPUChain
 from manygrad.runtime.devices.cpu.graph import CPUGraph
 from manygrad.runtime.devices.cpu.kernel import LLVM, CPUKernel
 from manygrad.runtime.devices.cpu.objects import OBJECTS, version
 from manygrad.runtime.devices.host import HOST_MEMORY, Memory
 from manygrad.runtime.devices.target import host_target
-from manygrad.tensor.environment import BEAM, CHECK_OOB
+from manygrad.tensor.environment import CHECK_OOB
 from manygrad.tensor.uop.uop import UOp
 
 if TYPE_CHECKING:
@@ -72,11 +72,7 @@ COMPILED = Compiled(
 
 def build_all(asts: Sequence[UOp], loaded: KernelStore) -> None:
     before = compiler().compiled
-    if len(asts) > 1 and not BEAM:
-        compile_together(COMPILED, asts, loaded.keep)
-    else:
-        for ast in asts:
-            loaded.get(ast)
+    build_together(COMPILED, asts, loaded)
     if len(asts) > 1 or compiler().compiled > before:
         leave_memory()
 

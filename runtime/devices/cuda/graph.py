@@ -5,26 +5,14 @@ from __future__ import annotations
 import ctypes
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from manygrad.runtime.devices.base import Call
-from manygrad.runtime.devices.compile.chain import Chained
+from manygrad.runtime.devices.base import Call, Kernel
+from manygrad.runtime.devices.compile.chain import kernels_of
 from manygrad.runtime.devices.cuda.driver import checked
 from manygrad.runtime.devices.cuda.kernel import CUDAKernel, KernelLaunch
 from manygrad.runtime.devices.cuda.memory import MemoryRange
-from manygrad.runtime.devices.numbers import Numbers
-
-
-def kernels_of(call: Call) -> Iterator[tuple[CUDAKernel, Sequence[MemoryRange], tuple[int, ...]]]:
-    """Kernels of a chain one after the other, block by block, as `Chained` says."""
-    kernel, handles, numbers = call
-    if isinstance(kernel, Chained):
-        for part, own, vars in kernel.calls(handles):
-            yield from kernels_of((part, own, Numbers(vars)))
-    else:
-        assert isinstance(kernel, CUDAKernel), kernel
-        yield kernel, handles, numbers.values
 
 
 class Executable:
@@ -57,6 +45,11 @@ class Executable:
             own.cuGraphDestroy(self._graph)
 
 
+def _launch(kernel: Kernel, handles: Sequence[MemoryRange], vars: tuple[int, ...]) -> KernelLaunch:
+    assert isinstance(kernel, CUDAKernel), kernel
+    return kernel.launch(handles, vars)
+
+
 def _parameters(own: Any, launch: KernelLaunch) -> Any:
     p = own.CUDA_KERNEL_NODE_PARAMS()
     p.func, p.sharedMemBytes, p.extra = launch.function, 0, 0
@@ -70,7 +63,7 @@ class CUDAGraph:
     """A Graph. `launches`: of each call, the kernels that it starts, each in the stream of its own device."""
 
     def __init__(self, calls: Sequence[Call]) -> None:
-        self.launches = [[k.launch(handles, vars) for k, handles, vars in kernels_of(call)] for call in calls]
+        self.launches = [[_launch(*started) for started in kernels_of(call)] for call in calls]
         self.flat = [x for launches in self.launches for x in launches]
         self.streams = list(dict.fromkeys(x.stream for x in self.flat))
         self._made: list[Executable] | None = None  # in order, each in one stream

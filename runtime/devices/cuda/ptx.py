@@ -18,7 +18,7 @@ _lock = threading.Lock()
 
 def features_of(arch: int) -> str:
     """LLVM's features for a compute capability, 90 for 9.0; of one that is not known, those of the last before it."""
-    return f"+ptx{PTX_VERSION[max(k for k in PTX_VERSION if k <= max(arch, 70))]}"
+    return f"+ptx{PTX_VERSION[known_arch(arch)]}"
 
 
 def known_arch(arch: int) -> int:

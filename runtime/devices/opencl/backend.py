@@ -7,13 +7,13 @@ Python: `copyin`, `copyout` and `synchronize` wait for them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import partial
 
 from manygrad.runtime.codegen.opts import Opt
-from manygrad.runtime.devices.base import Allocator, Backend, Builder, KernelStore, Opened, Queue
+from manygrad.runtime.devices.base import Allocator, Backend, Builder, Opened, Queue
 from manygrad.runtime.devices.compile.compiled import KNOBS, Compiled
 from manygrad.runtime.devices.compile.diskcache import DiskCache
-from manygrad.runtime.devices.compile.together import compile_together
+from manygrad.runtime.devices.compile.together import build_together
 from manygrad.runtime.devices.opencl.driver import driver, opencl
 from manygrad.runtime.devices.opencl.graph import OpenCLGraph
 from manygrad.runtime.devices.opencl.kernel import (
@@ -25,7 +25,7 @@ from manygrad.runtime.devices.opencl.kernel import (
     new_block,
     version,
 )
-from manygrad.tensor.environment import BEAM, CHECK_OOB
+from manygrad.tensor.environment import CHECK_OOB
 from manygrad.tensor.uop.uop import UOp
 
 # *** memory ***
@@ -98,13 +98,7 @@ COMPILED = Compiled(
 )
 
 
-def build_all(asts: Sequence[UOp], loaded: KernelStore) -> None:
-    if len(asts) > 1 and not BEAM:
-        compile_together(COMPILED, asts, loaded.keep)
-    else:
-        for ast in asts:
-            loaded.get(ast)
-
-
-BUILDER = Builder(COMPILED.build, build_all=build_all, build_with=COMPILED.build_with, knobs=KNOBS)
+BUILDER = Builder(
+    COMPILED.build, build_all=partial(build_together, COMPILED), build_with=COMPILED.build_with, knobs=KNOBS
+)
 BACKEND = Backend("OPENCL", BUILDER, open_device)

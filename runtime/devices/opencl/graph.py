@@ -4,26 +4,14 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from manygrad.runtime.devices.base import Call
-from manygrad.runtime.devices.compile.chain import Chained
-from manygrad.runtime.devices.numbers import Numbers
+from manygrad.runtime.devices.compile.chain import kernels_of
 from manygrad.runtime.devices.opencl.kernel import Launch, MemorySlice, OpenCLKernel
-
-
-def kernels_of(call: Call) -> Iterator[tuple[OpenCLKernel, Sequence[MemorySlice], tuple[int, ...]]]:
-    """Kernels of a chain one after the other, block by block, as `Chained` says."""
-    kernel, handles, numbers = call
-    if isinstance(kernel, Chained):
-        for part, own, vars in kernel.calls(handles):
-            yield from kernels_of((part, own, Numbers(vars)))
-    else:
-        assert isinstance(kernel, OpenCLKernel), kernel
-        yield kernel, handles, numbers.values
 
 
 class OpenCLGraph:
@@ -35,6 +23,7 @@ class OpenCLGraph:
         for call in calls:
             launches = []
             for kernel, handles, vars in kernels_of(call):
+                assert isinstance(kernel, OpenCLKernel), kernel
                 own = kernel.fresh()
                 launches.append(kernel.launch(handles, vars, own))
                 self.places += ((own, 2 * i, h) for i, h in enumerate(handles[: kernel.slots]))

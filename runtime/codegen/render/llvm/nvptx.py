@@ -34,6 +34,10 @@ WIDEST_BYTES = 16  # of one access
 WARP = 32
 SCRATCH_ALIGNMENT = 128  # of each thread's part of global scratch memory
 DIMS = "xyz"
+MULTIPLES = frozenset({Ops.MUL, Ops.ADD, Ops.SUB, Ops.MOD, Ops.NEG, Low.LOOP})  # known by what their sources are
+OF_OTHERS = frozenset(  # instructions of other machines (`Machine.scales`, `dots`)
+    x for x in Low if x.name.startswith(("MATRIX", "DOT")) or x in (Low.SCALE, Low.WITHIN, Low.LOOKUP, Low.SUM_WORDS)
+)
 SCRATCH = "; bytes of scratch memory a thread: "  # the second line
 
 
@@ -68,6 +72,7 @@ class NVPTXPrinter(LLVMPrinter):
         super().__init__(program)
         self.target = target
         self.threads = threads_of(program, target)
+        self.multiples: dict[Inst, int] = {}
 
     def run(self) -> str:
         self.prologue()
@@ -216,6 +221,8 @@ class NVPTXPrinter(LLVMPrinter):
     # *** instructions ***
 
     def inst(self, x: Inst) -> str | None:
+        if x.op in OF_OTHERS:
+            raise NotImplementedError(f"{x.op.name} is an instruction of other machines (`Machine.scales`, `dots`)")
         match x.op:
             case Low.ITEM:
                 return self.number(x.arg)
@@ -231,8 +238,6 @@ class NVPTXPrinter(LLVMPrinter):
             case Low.STREAM:
                 self.store(x)
                 return None
-            case Low.SCALE | Low.WITHIN | Low.LOOKUP | Low.DOT | Low.DOT_WORDS | Low.SUM_WORDS:
-                raise NotImplementedError(f"{x.op.name} is an instruction of other machines (`Machine.scales`, `dots`)")
         return super().inst(x)
 
     def argument(self, x: Inst) -> str:
@@ -350,29 +355,29 @@ class NVPTXPrinter(LLVMPrinter):
         each = pointer.dtype.itemsize
         if offset.lanes > 1 or (pointer.op is Low.PARAM and not self.target.aligned):
             return each
-        known = gcd(gcd(multiple_of(offset), x.arg) * each, WIDEST_BYTES)
+        known = gcd(gcd(self.multiple_of(offset), x.arg) * each, WIDEST_BYTES)
         return max(each, known & -known)
 
+    def multiple_of(self, x: Inst) -> int:
+        """A number of which an index is known to be a multiple; 0: it is 0."""
+        if x not in self.multiples:
+            self.multiples[x] = _multiple(x, [self.multiple_of(s) for s in x.src] if x.op in MULTIPLES else [])
+        return self.multiples[x]
 
-def multiple_of(x: Inst) -> int:
-    """A number of which an index is known to be a multiple; 0: it is 0."""
+
+def _multiple(x: Inst, src: list[int]) -> int:
+    """`src`: what its sources are known to be multiples of."""
     match x.op:
         case Low.CONST | Low.HERE:
             return abs(int(x.arg))
         case Ops.MUL:
-            return multiple_of(x.src[0]) * multiple_of(x.src[1])
-        case Ops.ADD | Ops.SUB:
-            return gcd(multiple_of(x.src[0]), multiple_of(x.src[1]))
+            return src[0] * src[1]
+        case Ops.ADD | Ops.SUB | Ops.MOD:
+            return gcd(src[0], src[1])
         case Ops.NEG:
-            return multiple_of(x.src[0])
-        case Ops.WHERE:
-            return gcd(multiple_of(x.src[1]), multiple_of(x.src[2]))
-        case Ops.MOD:
-            return gcd(multiple_of(x.src[0]), multiple_of(x.src[1]))
-        case Ops.SHL if x.src[1].op is Low.CONST:
-            return multiple_of(x.src[0]) << min(8, int(x.src[1].arg))
+            return src[0]
         case Low.LOOP:
-            return gcd(multiple_of(x.src[0]), int(x.arg))
+            return gcd(src[0], int(x.arg))
     return 1
 
 
