@@ -154,8 +154,11 @@ class Faults:
 
     def note_replay(self, sites: frozenset[Site], results: Iterable[UOp]) -> None:
         """A replay that checks indices at `sites` is to store results; its arguments may be any unread values."""
-        sites = sites.union(*self.unread.values())
-        for u in results if sites else ():
+        if not sites and not self.unread.data:
+            return
+        if self.unread.data:
+            sites = sites.union(*self.unread.values())
+        for u in results:
             self.unread[u] = sites
 
     def look(self) -> None:

@@ -182,8 +182,9 @@ class Captured(Generic[T]):
         begin = address(b)
         if not begin:
             return True  # (not known where it lies)
-        if any(s.overlaps(begin, begin + b.nbytes) for s in self.results.slots):
-            return True
+        for s in self.results.slots:
+            if s.overlaps(begin, begin + b.nbytes):
+                return True
         i = bisect(self.occupied, (begin + b.nbytes, 0))  # those before begin before `b` ends
         return i > 0 and self.occupied[i - 1][1] > begin
 

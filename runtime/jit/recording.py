@@ -57,6 +57,8 @@ class Gradients:
 
     def fit(self) -> bool:
         """Whether they are as they were before the call that was recorded."""
+        if not self.absent and not self.added:
+            return True
         absent = [t for ref in self.absent if (t := ref()) is not None]
         added = [(t, g, node) for ref, g, node in self.added if (t := ref()) is not None]
         return all(t._grad is None for t in absent) and all(

@@ -59,10 +59,15 @@ class Returned:
 
     def is_free(self, owners: Sequence[Owner]) -> bool:
         """Whether nobody refers to them, but for those whose gradients they are, and they are as they were made."""
-        held = sum(t is not None and t._grad is self.tensors[k] for t, k in ((ref(), k) for ref, k in owners))
-        return self.count() == self.references + held and all(
-            t.uop is u and t._grad is None and not t._requires_grad for t, u in zip(self.tensors, self.uops)
-        )
+        held = 0
+        for ref, k in owners:
+            held += (t := ref()) is not None and t._grad is self.tensors[k]
+        if self.count() != self.references + held:
+            return False
+        for t, u in zip(self.tensors, self.uops):
+            if t.uop is not u or t._grad is not None or t._requires_grad:
+                return False
+        return True
 
 
 class ResultMemory:
@@ -134,7 +139,10 @@ class ResultMemory:
 
     def overlaps(self, begin: int, end: int) -> bool:
         """Whether the next replay writes there."""
-        return any(address(b) < end and begin < address(b) + b.nbytes for b in self.now.buffers)
+        for b in self.now.buffers:
+            if (at := address(b)) < end and begin < at + b.nbytes:
+                return True
+        return False
 
 
 class Results:
