@@ -88,17 +88,18 @@ class ResultMemory:
     def leave(self) -> None:
         """What was returned stays with those who hold it; the next replay writes other memory."""
         old = self.now
-        if self.spare is not None and self.spare.is_free(self.owners):
+        is_moved = None not in self.moves
+        if is_moved and self.spare is not None and self.spare.is_free(self.owners):
             self.now = self.spare
             self.now.restore()
         else:
             node = engine().new_buffer(old.node, old.node.arg.device)
-            if None in self.moves:
-                self._copy_away(node)
-            else:
+            if is_moved:
                 storage(node)
+            else:
+                self._copy_away(node)
             self.now = Returned(node, [_as(t, rebased(t.uop, old.node, node)) for t in self._as_made(old)])
-        self.spare = old
+        self.spare = old if is_moved else None  # (else the calls write where they did)
         for moves, b in zip(self.moves, self.now.buffers):
             for move in moves or ():
                 move(b.handle)

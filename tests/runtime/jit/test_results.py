@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -123,3 +124,30 @@ def test_a_result_made_without_gradients_stays_as_it_was_made() -> None:
         for t, before in zip(out, outs[3]):
             assert len(t.uop.toposort()) == len(before.uop.toposort())
             assert t.tolist() == before.tolist() and not t.requires_grad
+
+
+STEPS: dict[str, Callable[[Tensor], Any]] = {
+    "a kernel": lambda x: x + 1,
+    "a copy to another device": lambda x: x.to("CPU:1"),
+    "a copy and what stands on it": lambda x: (y := x.to("CPU:1"), y * 2),
+    "a view of a copy": lambda x: x.to("CPU:1").reshape(2, 2).T,
+    "kernels on both": lambda x: ((x * 2).to("CPU:1") + 1, x - 1),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize("captured", [True, False])
+def test_results_keep_their_values_however_long_they_are_held(name: str, captured: bool) -> None:
+    """Calls write where nobody holds what is there, whichever results are dropped, and in which order."""
+    rng, held = np.random.default_rng(0), list[tuple[float, list[Tensor]]]()
+    step = TinyJit(STEPS[name]) if captured else STEPS[name]
+    for i in range(80):
+        out = step(Tensor(np.full(4, i, np.float32)).realize())
+        held.append((float(i), [t.realize() for t in (out if isinstance(out, tuple) else (out,))]))
+        del out
+        while held and rng.random() < 0.55:
+            held.pop(int(rng.integers(len(held))))
+        for value, tensors in held:
+            want = STEPS[name](Tensor(np.full(4, value, np.float32)))
+            for t, w in zip(tensors, want if isinstance(want, tuple) else (want,)):
+                assert t.tolist() == w.tolist()
