@@ -14,7 +14,7 @@ from manygrad.runtime.codegen.loops.build import build
 from manygrad.runtime.codegen.loops.show import show
 from manygrad.runtime.codegen.opts import Opt, legal, loop_nest, named
 from manygrad.runtime.codegen.pipeline import prepare
-from manygrad.runtime.codegen.target import Machine
+from manygrad.runtime.codegen.target import WARP_DOTS, Machine
 from manygrad.runtime.current import current
 from manygrad.schedule import create_linear_with_vars
 from manygrad.tensor.dtype import dtypes
@@ -112,6 +112,18 @@ BOUND = (
 )  # fmt: skip
 
 
+WARPS = (
+    named("tile", 0, 8), named("vectorize", 1, 4), named("tile", 1, 8), named("unroll", 2, 32), named("parallel", 2),
+    named("bind", 0, 16), named("bind", 1, 8), named("cache_shared", 2, 1, 32), named("cache_shared", 2, 2, 32),
+    named("warp_matrix", 2),
+)  # fmt: skip
+
+
+def half_product() -> Tensor:
+    a, b = (Tensor(np.ones((512, 512), np.float32)).cast(dtypes.bfloat16).realize() for _ in range(2))
+    return a @ b.T
+
+
 ACROSS = named("parallel", 1), named("bind", 0, 4), named("bind_reduce", 1, 32)
 
 
@@ -120,7 +132,7 @@ def sum_of_rows() -> Tensor:
 
 
 def groups(title: str, make: Callable[[], Tensor], opts: tuple[Opt, ...]) -> str:
-    machine = replace(OPENCL, group_items=1024, shared_bytes=48 << 10, subgroup_items=32)
+    machine = replace(OPENCL, group_items=1024, shared_bytes=48 << 10, subgroup_items=32, dots=WARP_DOTS)
     tree = show(prepare(kernel(make()), machine, opts).tree())
     return f"\n## {title}\n\n`{' '.join(map(repr, opts))}`\n\n```\n{tree}\n```\n"
 
@@ -129,6 +141,7 @@ def page() -> str:
     kernels = (s for title, (program, make) in KERNELS.items() for s in section(title, program, make))
     last = (
         groups("The product in groups, as for a GPU", product, BOUND),
+        groups("A product of bfloat16 by the matrix instructions of warps", half_product, WARPS),
         groups("Sums of rows, across lanes", sum_of_rows, ACROSS),
     )
     return HEAD + "".join(kernels) + "".join(last)

@@ -154,9 +154,9 @@ class Faults:
 
     def note_replay(self, sites: frozenset[Site], results: Iterable[UOp]) -> None:
         """A replay that checks indices at `sites` is to store results; its arguments may be any unread values."""
-        if not sites and not self.unread.data:
+        if not sites and not self.unread:
             return
-        if self.unread.data:
+        if self.unread:
             sites = sites.union(*self.unread.values())
         for u in results:
             self.unread[u] = sites

@@ -68,6 +68,10 @@ class Low(Enum):
     MATRIX_STORE = auto()  # src (pointer, offset)
     # arg (sums, rows, columns, type of rows, of columns): registers; that of columns has a row for each group of a lane
     MATRIX_DOT = auto()
+    # only where it has one whose operands lie in the registers of a warp (`Dot.columns`); all threads of the warp are
+    # here. src (a, b, c, d): a and b are two rows of this thread's, c a column, of four iterations each; added to the
+    # four sums d of the thread: two of a row, then two of the other; arg the Dot
+    WARP_DOT = auto()
     # only where the machine has it (`Machine.scales`):
     SCALE = auto()  # src (a, n): a * 2**floor(n), rounded once
     WITHIN = auto()  # src (a, b): a where |a| <= b, else b with the sign of a; b where a is NaN

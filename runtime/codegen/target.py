@@ -13,6 +13,11 @@ LINE_BYTES = 64  # of a cache line
 LANE_BYTES = 4  # of each factor of a dot product, side by side
 # of each factor that a matrix unit holds at once, and so SQUARES**2 of sums: eight registers
 SQUARES = 2
+WARP = 32  # threads of a GPU that run one instruction
+# a matrix product of warps: how many threads of one lie below each other in its part of the product, and side by side;
+# iterations of the reduction that a group copies at a time; how many of them a thread reads at once
+WARP_DOWN, WARP_BESIDE = 8, 4
+FRAGMENT_TERMS, FRAGMENT_CHUNK = 32, 8
 
 
 class Dot(NamedTuple):
@@ -20,8 +25,9 @@ class Dot(NamedTuple):
     int32 or float32, in vectors of `vector_bytes`; as the arg of a CUSTOM, one of the products, which may be added up
     by it. `words`: several instructions, by way of 16 bits; `most`: what is of type `left` is known not to be more than
     that (of a machine's: must not be more). `rows`: of a matrix unit, which multiplies up to so many rows of one factor
-    by a vector's lanes of the other in one instruction, of each as much as a vector holds; 1: there is none. Factors of
-    float32 are multiplied in parts, by a matrix unit alone."""
+    by a vector's lanes of the other in one instruction, of each as much as a vector holds; 1: there is none. `columns`:
+    of one whose operands and sums are shared out over the registers of a warp's threads (mma), which multiplies by so
+    many columns of the other; 0: it is none. Factors of float32 are multiplied in parts, by a matrix unit alone."""
 
     left: DType
     right: DType
@@ -29,6 +35,7 @@ class Dot(NamedTuple):
     words: bool = False
     most: int | None = None
     rows: int = 1
+    columns: int = 0
 
     @property
     def terms(self) -> int:
@@ -57,6 +64,10 @@ class Dot(NamedTuple):
         if {self.left, self.right} != {x.dtype, y.dtype}:
             return False
         return self.most is None or bounds(x if x.dtype is self.left else y)[1] <= self.most
+
+
+# mma.sync of PTX, 16 rows by 8 columns, 16 iterations at once
+WARP_DOTS = tuple(Dot(t, t, 32, rows=16, columns=8) for t in (dtypes.bfloat16, dtypes.float16))
 
 
 @dataclass(frozen=True)

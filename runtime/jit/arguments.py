@@ -159,7 +159,10 @@ def has_other_shapes(inputs: list[Input], tensors: list[tuple[str, Tensor]]) -> 
     other = False
     if len(inputs) != len(tensors):
         return False
-    if all([i.kind is not None and t.shape == i.kind[0] for i, (_, t) in zip(inputs, tensors)]):
+    for i, (_, t) in zip(inputs, tensors):
+        if i.kind is None or t.shape != i.kind[0]:
+            break
+    else:
         return False
     for i, (path, t) in zip(inputs, tensors):
         if i.path != path or i.own.dtype != t.dtype or i.own.device != t.device:

@@ -16,7 +16,7 @@ from manygrad.tensor.tensor import Tensor
 def flush_trace() -> bool:
     """Makes the calls that are put off, in all threads: something is about to be computed that may see what they write,
     or write what they read. Whether there were any."""
-    if not PUT_OFF.data:  # (asked before each replay; the dictionary's own length is slow)
+    if not PUT_OFF:  # (asked before each replay)
         return False
     waiting = [trace for trace in list(PUT_OFF.values()) if not trace.is_busy]
     for trace in waiting:

@@ -31,6 +31,7 @@ from tests.cuda.arithmetic import (
 from tests.cuda.arithmetic import (
     high as upper_half,
 )
+from tests.cuda.matrix import product
 from tests.cuda.memory import LOCAL_BASE, SHARED_BASE, WINDOW, DeviceMemory, Fault, SharedMemory
 from tests.cuda.parse import UNSIGNED, Instruction, Module, parse
 
@@ -260,6 +261,9 @@ class Run:
             case "shfl":
                 self.exchange(x)
                 return
+            case "mma":
+                self.multiply(x)
+                return
             case "atom":
                 self.compare_and_swap(x, modes, kind)
                 return
@@ -416,6 +420,20 @@ class Run:
         other = place[self.ids - lane + (lane ^ bit.astype(np.int64))]
         values = self.read(own, "b32")
         self.write(x, to, np.where(other >= 0, values[other], values))
+
+    def multiply(self, x: Instruction) -> None:
+        """mma: all threads of a warp are there."""
+        shape = ("sync", "aligned", "m16n8k16", "row", "col", "f32")
+        assert x.op[1:7] == shape and x.op[7] == x.op[8] in ("bf16", "f16"), x.text
+        warp = self.block[self.ids] * self.per_block + self.thread[self.ids] // WARP
+        whole = len(self.ids) % WARP == 0 and (warp.reshape(-1, WARP) == warp[::WARP, None]).all()
+        if not whole or x.predicate is not None:
+            raise Fault("a matrix instruction that some threads of a warp do not reach together")
+        to, *operands = x.args
+        kinds = ("b32", "b32", "f32")
+        a, b, c = ([self.read(r, k).reshape(-1, WARP) for r in rs] for rs, k in zip(operands, kinds))
+        for name, found in zip(to, product(a, b, c, x.op[7] == "bf16")):
+            self.write(x, name, found.reshape(-1))
 
     # *** memory ***
 

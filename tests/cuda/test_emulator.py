@@ -31,10 +31,14 @@ RNG = np.random.default_rng(0)
 
 
 def result(
-    ast: UOp, arrays: Sequence[np.ndarray], opts: Opts | None, change: Callable[[str], str] | None = None
+    ast: UOp,
+    arrays: Sequence[np.ndarray],
+    opts: Opts | None,
+    change: Callable[[str], str] | None = None,
+    machine: Machine = MACHINE,
 ) -> np.ndarray:
     """Argument 0 after a kernel was run in the emulator, with its PTX changed."""
-    program = prepare(ast, MACHINE, opts).program()
+    program = prepare(ast, machine, opts).program()
     ptx = ptx_of(render(program, NVPTXTarget()), 90)
     if change is not None:
         assert change(ptx) != ptx

@@ -18,12 +18,13 @@ from manygrad.runtime.codegen.analysis.describe import size_max
 from manygrad.runtime.codegen.choose.facts import Facts, order_of, tiles_along
 from manygrad.runtime.codegen.choose.reductions import Split, accumulate_in_lanes, split_of
 from manygrad.runtime.codegen.choose.threads import run_in_order
-from manygrad.runtime.codegen.kernel.dots import is_product
-from manygrad.runtime.codegen.opts import Opts, Parallel, Tile, Vectorize, legal
+from manygrad.runtime.codegen.kernel.dots import is_dot, is_product
+from manygrad.runtime.codegen.opts import Opts, Parallel, Tile, Unroll, Vectorize, WarpMatrix, legal
 from manygrad.runtime.codegen.opts.bind import DIMS, Bind
 from manygrad.runtime.codegen.opts.bind_reduce import BindReduce
 from manygrad.runtime.codegen.opts.cache_shared import CacheShared
 from manygrad.runtime.codegen.opts.opt import chosen, without
+from manygrad.runtime.codegen.target import FRAGMENT_TERMS
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.ranges import ranges_of
 from manygrad.tensor.uop.uop import UOp
@@ -34,6 +35,8 @@ VECTORS_A_MEMBER = 4  # of a sum, at least, before more threads take part
 # (rows, columns) of a thread's part of a product, and how many threads have one below the other, and side by side
 PRODUCTS = ((8, 8, 16, 16), (4, 8, 16, 16), (4, 4, 16, 16), (4, 4, 8, 16), (4, 4, 8, 8), (2, 4, 8, 8))
 SHARED_ITERATIONS = (16, 8, 4)
+# the same of a product by matrix instructions: a warp has 8 threads one below the other, 4 side by side
+WARP_PRODUCTS = ((8, 8, 16, 16), (8, 8, 16, 8), (4, 8, 16, 8), (4, 4, 16, 8), (4, 4, 8, 8), (4, 4, 8, 4))
 LEAST_WAVES = 1.0  # groups for each multiprocessor, below which a product's blocks get smaller
 
 
@@ -162,6 +165,8 @@ def products(facts: Facts, opts: Opts, main: UOp) -> Iterator[Opts]:
     full = [s for s in sizes if _groups(facts, rows, columns, s) >= LEAST_WAVES * facts.machine.cores]
     slots = sorted({u.src[0].src[0].arg for u in loads})
     k = main.src[-1]
+    if is_dot(facts.term(main)):
+        yield from by_warps(facts, opts, k, rows, columns, slots)
     for down, side, below, beside in (*full, *reversed([s for s in sizes if s not in full])):
         lanes = min(facts.lanes, side)
         tiles = (Tile(rows.arg.id, down), Vectorize(columns.arg.id, lanes), Tile(columns.arg.id, side))
@@ -174,6 +179,24 @@ def products(facts: Facts, opts: Opts, main: UOp) -> Iterator[Opts]:
         vectors = (Vectorize(columns.arg.id, min(facts.lanes, side)),) if contiguous else ()
         part = (Tile(rows.arg.id, down), *vectors, Tile(columns.arg.id, side))
         yield (*opts, *part, Parallel(len(loops)), Bind(rows.arg.id, below), Bind(columns.arg.id, beside))
+
+
+def by_warps(facts: Facts, opts: Opts, k: UOp, rows: UOp, columns: UOp, slots: list[int]) -> Iterator[Opts]:
+    """Matrix instructions of warps, the largest parts that still give each multiprocessor one."""
+    full = [s for s in WARP_PRODUCTS if _groups(facts, rows, columns, s) >= LEAST_WAVES * facts.machine.cores]
+    for down, side, below, beside in (*full, *reversed([s for s in WARP_PRODUCTS if s not in full])):
+        tiles = (Tile(rows.arg.id, down), Vectorize(columns.arg.id, 4), Tile(columns.arg.id, side))
+        bind = (Bind(rows.arg.id, below), Bind(columns.arg.id, beside))
+        shared = (CacheShared(k.arg.id, s, FRAGMENT_TERMS) for s in slots)
+        yield (
+            *opts,
+            *tiles,
+            Unroll(k.arg.id, FRAGMENT_TERMS),
+            Parallel(len(facts.sig.loops)),
+            *bind,
+            *shared,
+            WarpMatrix(k.arg.id),
+        )
 
 
 def _groups(facts: Facts, rows: UOp, columns: UOp, sizes: tuple[int, int, int, int]) -> int:

@@ -198,6 +198,7 @@ class Emission(Instructions):
         lanes = tree.tiling.lanes
         self.scope = OpenTiles(lanes, tree.tiling.analysis(lanes), lanes.range)
         self.counters: dict[Index, Inst] = {}
+        self.fetched: dict[tuple[UOp, int], list[Inst]] = {}  # variables: (what a group shares, which part of it)
         self.packed: set[UOp] = set()  # what local memory holds of the open tiles
         self.waiting = set(self.sig.reduces)  # REDUCEs that are not computed yet in the open tiles
         self.running: set[UOp] = set()  # those whose loops are open

@@ -20,6 +20,7 @@ from typing import Any
 
 from manygrad.runtime.codegen.analysis.affine import Position
 from manygrad.runtime.codegen.emit.emission import INDEX, Emission
+from manygrad.runtime.codegen.emit.fragments import fetch_part, share_part
 from manygrad.runtime.codegen.emit.indices import instruction
 from manygrad.runtime.codegen.emit.local import held, keep
 from manygrad.runtime.codegen.emit.memory import load
@@ -35,6 +36,8 @@ from manygrad.runtime.codegen.loops.tree import (
     Barrier,
     BlockLoop,
     CopyElement,
+    Fetch,
+    FetchPart,
     For,
     Holds,
     If,
@@ -50,6 +53,7 @@ from manygrad.runtime.codegen.loops.tree import (
     ReduceLoop,
     Scope,
     Share,
+    SharePart,
     Store,
     TileLoop,
     Tree,
@@ -209,6 +213,9 @@ WALK: dict[type[Node], Callable[[Emission, Any], None]] = {
     Pack: pack,
     Share: _share,
     CopyElement: lambda e, n: copy(e, n.stage),
+    Fetch: lambda e, n: walk(e, n.body),
+    FetchPart: fetch_part,
+    SharePart: share_part,
     Barrier: _barrier,
     ReduceLoop: _reduce,
     Accumulate: lambda e, n: e.adding[-1](),

@@ -25,6 +25,7 @@ from functools import partial
 from manygrad.runtime.codegen.cost import MASK_REGISTERS
 from manygrad.runtime.codegen.emit.dot_operands import dot_operand
 from manygrad.runtime.codegen.emit.emission import Emission
+from manygrad.runtime.codegen.emit.fragments import reduce_fragments
 from manygrad.runtime.codegen.emit.indices import instruction
 from manygrad.runtime.codegen.emit.local import picked_up
 from manygrad.runtime.codegen.emit.masks import apart, unless_masked
@@ -54,8 +55,8 @@ class Accumulator:
 
 def reduce(e: Emission, node: ReduceLoop, body: Callable[[], None]) -> None:
     """Accumulators around the loops of `body`, which has each tile added; then the results are known."""
-    if node.matrix:
-        reduce_matrices(e, node, body)
+    if node.matrix or node.warp:
+        (reduce_matrices if node.matrix else reduce_fragments)(e, node, body)
         return
     with e.within(e.with_lanes(node.lanes)) if node.lanes != e.scope.vectors else nullcontext():
         sums = accumulators(e, node)

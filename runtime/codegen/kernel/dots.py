@@ -11,8 +11,8 @@ exact for all values. The sum has a range of its own, so that it is made once fo
 Where a machine adds up two products of bytes in 16 bits (AVX2), a short sum of small numbers stays in 16 bits to its
 end, and is widened once (`fits_words`): the weights of a block of 32, of 4 bits each, by bytes.
 
-Of bfloat16 these are matrix products alone: plain reads, added up in float32 over one range. (Denormals count as 0
-there.)
+Of bfloat16, and of float16 where a matrix unit takes it, these are matrix products alone: plain reads, added up in
+float32 over one range. (Denormals of bfloat16 count as 0 on a processor.)
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from manygrad.runtime.codegen.analysis.affine import TileAnalysis
 from manygrad.runtime.codegen.analysis.describe import signature, size_factor
 from manygrad.runtime.codegen.cost import LEAST_DOT_TERMS
 from manygrad.runtime.codegen.target import LANE_BYTES, Dot
-from manygrad.tensor.dtype import dtypes
+from manygrad.tensor.dtype import DType, dtypes
 from manygrad.tensor.uop.args import RangeArg
 from manygrad.tensor.uop.intervals import bounds
 from manygrad.tensor.uop.ops import Ops
@@ -56,14 +56,15 @@ def fits_words(u: UOp, tensorized: UOp) -> bool:
 
 def use_dots(ast: UOp, dots: tuple[Dot, ...]) -> UOp:
     """The kernel with products as `dots` has them, where they are added up."""
-    if not dots or not any(factors(u) for u in signature(ast).reduces):
+    halves = tuple(dict.fromkeys(d.left for d in dots if d.left.is_half))
+    if not dots or not any(factors(u, halves) for u in signature(ast).reduces):
         return ast
     last = signature(ast).loops[-1] if signature(ast).loops else None
     fresh = 1 + max(u.arg.id for u in signature(ast).nodes if u.op is Ops.RANGE)
 
     def change(u: UOp) -> UOp | None:
         nonlocal fresh
-        found = factors(u)
+        found = factors(u, halves)
         if found is None:
             return None
         for x, y in sorted((found, found[::-1]), key=lambda pair: cost_of_sum(pair[1], u, last)):
@@ -87,15 +88,16 @@ def use_dots(ast: UOp, dots: tuple[Dot, ...]) -> UOp:
     return rebuild(ast, change)
 
 
-def factors(u: UOp) -> tuple[UOp, UOp] | None:
-    """The bytes that a REDUCE multiplies and adds up in an int32, or the bfloat16 of a matrix product."""
-    types = {dtypes.int32: BYTES, dtypes.float32: (dtypes.bfloat16,)}.get(u.dtype, ())
+def factors(u: UOp, halves: tuple[DType, ...] = (dtypes.bfloat16,)) -> tuple[UOp, UOp] | None:
+    """The bytes that a REDUCE multiplies and adds up in an int32, or the floats, of one of the types `halves`, of a
+    matrix product."""
+    types = {dtypes.int32: BYTES, dtypes.float32: halves}.get(u.dtype, ())
     if u.op is not Ops.REDUCE or u.arg is not Ops.ADD or u.src[0].op is not Ops.MUL:
         return None
     if any(s.op is not Ops.CAST or s.src[0].dtype not in types for s in u.src[0].src):
         return None
     a, b = (s.src[0] for s in u.src[0].src)
-    if a.dtype is dtypes.bfloat16 and (
+    if a.dtype.is_float and (
         len(u.src) > 2 or a is b or any(s.op is not Ops.LOAD or len(s.src[0].src) > 2 for s in (a, b))
     ):
         return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from manygrad.runtime.codegen.analysis.describe import Signature
 from manygrad.runtime.codegen.kernel.online import online_pair
+from manygrad.runtime.codegen.loops import fragments
 from manygrad.runtime.codegen.loops.blocks import parallel
 from manygrad.runtime.codegen.loops.context import in_context
 from manygrad.runtime.codegen.loops.groups import dealt_out
@@ -31,7 +32,8 @@ def build(sig: Signature, nest: LoopNest) -> Tree:
         return (*first, *nodes), inner
 
     def all_stores(around: Around) -> Nodes:
-        return (Store(around.row, around.stored, nest.streamed, nest.aligned is not None),)
+        store = Store(around.row, around.stored, nest.streamed, nest.aligned is not None)
+        return (store,) if nest.warp_matrix is None else fragments.stores(t, around, store)
 
     def stores(around: Around) -> Nodes:
         return (If(FIRST_ITEM, all_stores(around)),) if nest.reduce_bound else all_stores(around)

@@ -16,6 +16,8 @@ from dataclasses import replace
 from math import prod
 
 from manygrad.runtime.codegen.loops import index
+from manygrad.runtime.codegen.loops.fragments import fresh_number, warp_items
+from manygrad.runtime.codegen.loops.fragments import tile as one_tile
 from manygrad.runtime.codegen.loops.index import BEGIN, FINISH, FIRST_ITEM, ITEM, MEMBER, Index
 from manygrad.runtime.codegen.loops.lanes import fixed_size
 from manygrad.runtime.codegen.loops.local import GroupStage, SharedLoop
@@ -47,13 +49,15 @@ def grid(t: Tiler, counter: Index, number: dict[UOp, Index], around: Around, bod
     nest = t.kernel.nest
     loops = list(number)
     begins = {r: index.mul(number[r], part_size(nest, r)) for r in loops}
-    items = {r: t.counters.new() for r in loops if r in nest.bound}
+    items, threads = _items(t)
     tiles = {r: index.add(index.mul(number[r], nest.bound[r]), items[r]) if r in items else number[r] for r in loops}
 
     def opened(around: Around, i: int) -> Nodes:
         if i == len(loops):
             return body(around)
         r = loops[i]
+        if nest.warp_matrix is not None and r in items:
+            return one_tile(t, r, tiles[r], around, lambda inner: opened(inner, i + 1))
         size = fixed_size(r)
         is_even = r not in items or (size is not None and size % part_size(nest, r) == 0)
         # (what a tile beyond the last one would read is read nowhere)
@@ -62,10 +66,20 @@ def grid(t: Tiler, counter: Index, number: dict[UOp, Index], around: Around, bod
         return own if is_even else (If(index.less(tiles[r], t.tiles_of(r)), own),)
 
     inside = opened(replace(around, groups=begins), 0)
-    for dim, r in enumerate(reversed(items)):
-        one, dim = index.const(nest.bound[r]), len(nest.group) - len(items) + dim
-        inside = (For(items[r], index.const(0), one, 1, inside, Kind.GROUP, dim),)
+    for dim, one in threads:
+        inside = (For(one, index.const(0), index.const(nest.group[dim]), 1, inside, Kind.GROUP, dim),)
     return (For(counter, BEGIN, FINISH, 1, inside, Kind.GRID),)
+
+
+def _items(t: Tiler) -> tuple[dict[UOp, Index], list[tuple[int, Index]]]:
+    """Which tile of each bound loop a work item has, of its group's; and the dimensions of the group, innermost loop
+    first, each with its counter."""
+    nest = t.kernel.nest
+    if nest.warp_matrix is not None:
+        return warp_items(t)
+    items = {r: t.counters.new() for r in nest.loops if r in nest.bound}
+    before = len(nest.group) - len(items)
+    return items, [(before + i, items[r]) for i, r in enumerate(reversed(items))]
 
 
 def dealt_out(t: Tiler, k: UOp, around: Around, body: Body) -> Nodes:
@@ -87,7 +101,8 @@ def shared_along(t: Tiler, k: UOp, around: Around, inner: Callable[[Around], Nod
     assert size is not None
     slots = [slot for r, slot, _ in t.kernel.nest.shared if r is k]
     counter = t.counters.new()
-    stages = [_stage(t, k, u, iterations, around) for slot in slots for u, _ in staged_values(t.kernel.sig, slot)]
+    values = [u for slot in slots for u, _ in staged_values(t.kernel.sig, slot)]
+    stages = [_stage(t, k, u, iterations, around) for u in values]
     copies = tuple(Share(s, (_copy(t, s, counter),)) for s in stages)
     rest = inner(replace(around, blocks={**around.blocks, k: (counter, iterations)}))
     block = BlockLoop(k, counter, (*copies, Barrier(), *rest, Barrier()))
@@ -98,7 +113,7 @@ def _stage(t: Tiler, k: UOp, u: UOp, iterations: int, around: Around) -> GroupSt
     if (known := t.local.shared.get(u)) is not None:
         return known
     nest = t.kernel.nest
-    number = 1 + max(r.arg.id for r in (*nest.loops, *(r for w in t.kernel.sig.reduces for r in w.src[1:])))
+    number = fresh_number(t)
     depends = sorted((r for r in nest.loops if r in ranges_of(u)), key=lambda r: r is nest.vectorized)
     own = {r: r.replace(arg=RangeArg(number + i, r.arg.kind)) for i, r in enumerate((k, *depends))}
     loops, pitch = list[SharedLoop](), 1

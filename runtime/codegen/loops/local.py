@@ -101,6 +101,25 @@ class SharedLoop:
     pitch: int  # elements from one iteration to the next
 
 
+@dataclass(frozen=True)
+class FragmentStage:
+    """A factor of a warp's matrix product in the memory that a group shares: of each row (or column) of the group's
+    part the iterations of a block of `k`, in chunks of 16 bytes, each of which a thread reads at once.
+
+    Rows that a quarter of a warp reads at once lie in other banks: of two neighbouring threads' rows one is swapped
+    with its neighbour, and chunks of rows further apart are moved on in a circle. `along`: the range of `source` along
+    which the argument is read in vectors; None: element by element."""
+
+    value: UOp
+    source: UOp  # along ranges of its own, of the loop and of k
+    k: UOp
+    k_source: UOp
+    side: SharedLoop
+    tile: int  # rows of a thread
+    along: UOp | None
+    offset_bytes: int
+
+
 class Local:
     """The local memory of one kernel, and what its groups share."""
 
@@ -113,6 +132,7 @@ class Local:
         self.matrices: dict[UOp, MatrixSums] = {}  # by REDUCE
         self.shared_bytes = 0
         self.shared: dict[UOp, GroupStage] = {}  # by what is read
+        self.fragments: dict[UOp, FragmentStage] = {}  # the same, of a warp's matrix product
         if kernel.nest.staged:
             self.reserve(HEADER_BYTES)
         for r, slot in kernel.nest.staged:

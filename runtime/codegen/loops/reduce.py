@@ -22,6 +22,7 @@ from manygrad.runtime.codegen.kernel.dots import fits_words
 from manygrad.runtime.codegen.kernel.online import Pair
 from manygrad.runtime.codegen.loops import index
 from manygrad.runtime.codegen.loops.context import KernelContext
+from manygrad.runtime.codegen.loops.fragments import fragments_along
 from manygrad.runtime.codegen.loops.groups import dealt_out, shared_along
 from manygrad.runtime.codegen.loops.index import Index
 from manygrad.runtime.codegen.loops.lanes import fixed_size
@@ -97,7 +98,9 @@ def reduction(t: Tiler, group: tuple[UOp, ...], around: Around, rest: Rest | Non
     words = rest is None and split is None and across == 1 and all(_in_words(t.kernel, u) for u in group)
     tiling = t.kernel.tiling
     partials = 1 if split is None else tiling.sizes[split] // tiling.step_of(split, lanes)
-    return ReduceLoop(group, lanes, split, skipped, body, rest, partials, across, words, t.kernel.nest.matrix in ranges)
+    nest = t.kernel.nest
+    matrix, warp = nest.matrix in ranges, nest.warp_matrix in ranges
+    return ReduceLoop(group, lanes, split, skipped, body, rest, partials, across, words, matrix, warp)
 
 
 def _in_words(kernel: KernelContext, u: UOp) -> bool:
@@ -120,7 +123,8 @@ def _loops(t: Tiler, ranges: tuple[UOp, ...], around: Around, leaf: Node) -> Nod
     if not ranges:
         return (leaf,)
     if any(r is ranges[0] for r, *_ in t.kernel.nest.shared) and ranges[0] not in around.blocks:
-        return shared_along(t, ranges[0], around, lambda inner: _loops(t, ranges, inner, leaf))
+        along = fragments_along if ranges[0] is t.kernel.nest.warp_matrix else shared_along
+        return along(t, ranges[0], around, lambda inner: _loops(t, ranges, inner, leaf))
     loop = dealt_out if ranges[0] in t.kernel.nest.reduce_bound else Tiler.loop
     return loop(t, ranges[0], around, lambda inner: _loops(t, ranges[1:], inner, leaf))
 

@@ -11,6 +11,8 @@ from manygrad.runtime.codegen.loops.tree import (
     Barrier,
     BlockLoop,
     CopyElement,
+    Fetch,
+    FetchPart,
     For,
     Holds,
     If,
@@ -27,6 +29,7 @@ from manygrad.runtime.codegen.loops.tree import (
     ReduceLoop,
     Scope,
     Share,
+    SharePart,
     Store,
     StorePart,
     TileLoop,
@@ -82,6 +85,12 @@ def _line(tree: Tree, node: Node, lanes: Lanes) -> str:
             return f"shared[{node.stage.offset_bytes}..] = {_read(node.stage.value)}:"
         case CopyElement():
             return "copy"
+        case Fetch():
+            return f"registers = {_read(node.stage.value)}:"
+        case FetchPart():
+            return f"fetch part {node.number}"
+        case SharePart():
+            return f"share part {node.number}"
         case Barrier():
             return "barrier"
         case PrefetchLoads():
@@ -96,7 +105,7 @@ def _line(tree: Tree, node: Node, lanes: Lanes) -> str:
             rows = [k.offset_bytes for k in tree.local.kept.values() if {*k.owners} & {*node.group}]
             across = f", across {node.across} work items" if node.across > 1 else ""
             keep = "".join(f", keeping what it reads in local[{at}..]" for at in rows)
-            how = " in 16 bits" if node.words else " in matrices" if node.matrix else ""
+            how = " in 16 bits" if node.words else " in matrices" if node.matrix else " by warps" if node.warp else ""
             return f"reduce {sums} over {over}{how}{lanes_of}{across}{rest}{keep}:"
         case Accumulate():
             return "accumulate"

@@ -18,6 +18,8 @@ from manygrad.runtime.codegen.loops.tree import (
     Barrier,
     BlockLoop,
     CopyElement,
+    Fetch,
+    FetchPart,
     For,
     Holds,
     If,
@@ -34,6 +36,7 @@ from manygrad.runtime.codegen.loops.tree import (
     ReduceLoop,
     Scope,
     Share,
+    SharePart,
     Store,
     TileLoop,
     Tree,
@@ -63,7 +66,7 @@ class Open:
     packing: PackLoop | None = None
     kinds: frozenset[Kind] = frozenset()  # of the loops around
     is_uniform: bool = True  # whether all work items of the group get here
-    sharing: Share | None = None
+    sharing: Share | Fetch | None = None
     across: int = 1  # work items that the innermost Reduce has
     is_summed_across: bool = False  # whether any has some
     is_first_item: bool = False
@@ -73,7 +76,7 @@ class Open:
     begins: Mapping[UOp, int] = field(default_factory=dict)  # range -> what its open tile's first iteration is so
 
 
-TreeRule = tuple[str, type[Node], Callable[..., bool]]
+TreeRule = tuple[str, type[Node] | tuple[type[Node], ...], Callable[..., bool]]
 RULES: list[TreeRule] = [
     ("each loop has a counter of its own", For, lambda n, o: n.counter not in o.counters),
     ("a loop goes in steps of at least 1", For, lambda n, o: n.step >= 1),
@@ -94,10 +97,20 @@ RULES: list[TreeRule] = [
     ("a group shares memory", Share, lambda n, o: Kind.GROUP in o.kinds and o.is_uniform and not o.sharing),
     (
         "what is copied is what the loops around are for",
-        CopyElement,
-        lambda n, o: o.sharing and o.sharing.stage is n.stage,
+        (CopyElement, SharePart),
+        lambda n, o: isinstance(o.sharing, Share) and o.sharing.stage is n.stage,
     ),
-    ("all is open that is copied", CopyElement, lambda n, o: ranges_of(n.stage.source) <= o.tiles),
+    (
+        "what is fetched is what the loops around are for",
+        FetchPart,
+        lambda n, o: isinstance(o.sharing, Fetch) and o.sharing.stage is n.stage,
+    ),
+    (
+        "all is open that is copied",
+        (CopyElement, FetchPart, SharePart),
+        lambda n, o: ranges_of(n.stage.source) <= o.tiles,
+    ),
+    ("a group fetches together", Fetch, lambda n, o: Kind.GROUP in o.kinds and not o.sharing),
     ("a tile has at least one iteration", TileLoop, lambda n, o: n.extent >= 1),
     ("a range has one tile at a time", TileLoop, lambda n, o: (n.range in o.tiles) == (n.vector is not None)),
     (
@@ -153,6 +166,11 @@ RULES: list[TreeRule] = [
         "a matrix unit sums all that is read, in one sum",
         ReduceLoop,
         lambda n, o: not n.matrix or (n.split, n.across, n.masks) == (None, 1, ()),
+    ),
+    (
+        "a warp's sums are those of whole tiles, of what its group shares",
+        ReduceLoop,
+        lambda n, o: not n.warp or ((n.split, n.across, n.masks, n.rest) == (None, 1, (), None) and o.is_uniform),
     ),
     ("sums rest between blocks alone", ReduceLoop, lambda n, o: n.rest is None or n.group[0].src[1] in o.blocks),
     ("the lanes of a sum are along one of its ranges", ReduceLoop, lambda n, o: n.split in (None, *n.group[0].src[1:])),
@@ -248,7 +266,7 @@ def _inside(node: Node, o: Open) -> Open:
         case PackStage():
             for part in node.parts:
                 _verify((part,), o)
-        case Share():
+        case Share() | Fetch():
             _verify(node.body, _with_lanes(node, replace(o, sharing=node), Lanes()))
         case PackLoop():
             _verify(node.body, _with_lanes(node, replace(o, packing=node), node.lanes))

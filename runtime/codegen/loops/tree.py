@@ -24,7 +24,7 @@ from manygrad.runtime.codegen.analysis.describe import Signature
 from manygrad.runtime.codegen.kernel.online import Pair
 from manygrad.runtime.codegen.loops.index import Index
 from manygrad.runtime.codegen.loops.lanes import Lanes, Tiling
-from manygrad.runtime.codegen.loops.local import GroupStage, Local, Stage
+from manygrad.runtime.codegen.loops.local import FragmentStage, GroupStage, Local, Stage
 from manygrad.tensor.uop.uop import UOp
 
 
@@ -139,9 +139,9 @@ class Pack(Node):
 
 @dataclass(frozen=True)
 class Share(Node):
-    """The loops in which the work items of a group copy what they share, with Copied inside."""
+    """The loops in which the work items of a group copy what they share, with CopyElement, or SharePart, inside."""
 
-    stage: GroupStage
+    stage: GroupStage | FragmentStage
     body: Nodes
 
 
@@ -150,6 +150,31 @@ class CopyElement(Node):
     """One element of what is shared."""
 
     stage: GroupStage
+
+
+@dataclass(frozen=True)
+class Fetch(Node):
+    """What each work item will copy of the next block of a stage is read into its registers, by FetchPart inside."""
+
+    stage: FragmentStage
+    body: Nodes
+
+
+@dataclass(frozen=True)
+class FetchPart(Node):
+    """The open tiles are read: the work item's part of that number; zeros where it is not `inside` the reduction."""
+
+    stage: FragmentStage
+    number: int
+    inside: Index
+
+
+@dataclass(frozen=True)
+class SharePart(Node):
+    """What was fetched of a part is written to where the open tiles are shared."""
+
+    stage: FragmentStage
+    number: int
 
 
 @dataclass(frozen=True)
@@ -173,7 +198,8 @@ class ReduceLoop(Node):
     which neighbouring iterations go to lanes of their own; `masks`: under which conditions they read anything;
     `partials`: vectors of partial sums that each position has, which are folded after the body; `across`: so many work
     items have some, which are combined, too; `words`: the accumulators hold two sums of 16 bits a lane, which are added
-    up after the body; `matrix`: a matrix unit has them, and they lie in local memory after the body."""
+    up after the body; `matrix`: a matrix unit has them, and they lie in local memory after the body; `warp`: the
+    threads of a warp have them, each those of its own tile."""
 
     group: tuple[UOp, ...]
     lanes: Lanes
@@ -185,6 +211,7 @@ class ReduceLoop(Node):
     across: int = 1
     words: bool = False
     matrix: bool = False
+    warp: bool = False
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,7 @@ from manygrad.runtime.codegen.opts.tensorize import Tensorize
 from manygrad.runtime.codegen.opts.tile import Tile
 from manygrad.runtime.codegen.opts.unroll import Unroll
 from manygrad.runtime.codegen.opts.vectorize import Vectorize
+from manygrad.runtime.codegen.opts.warp_matrix import WarpMatrix
 
 __all__ = [
     "KINDS",
@@ -60,6 +61,7 @@ __all__ = [
     "Tile",
     "Unroll",
     "Vectorize",
+    "WarpMatrix",
     "canonical",
     "legal",
     "loop_nest",

@@ -32,6 +32,7 @@ from manygrad.runtime.codegen.opts.tensorize import Tensorize
 from manygrad.runtime.codegen.opts.tile import Tile
 from manygrad.runtime.codegen.opts.unroll import Unroll
 from manygrad.runtime.codegen.opts.vectorize import Vectorize
+from manygrad.runtime.codegen.opts.warp_matrix import WarpMatrix
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.ranges import ranges_of
 from manygrad.tensor.uop.uop import UOp
@@ -39,7 +40,7 @@ from manygrad.tensor.uop.uop import UOp
 KINDS: tuple[type[Opt], ...] = (
     Reorder, Vectorize, RFactor, Tile, Unroll, Tensorize, Matrix, Float32Parts, Skip, CacheRead, Block, ReduceBlock,
     ComputeAt, Online, Prefetch, ReadAhead,
-    Align, NontemporalStore, Parallel, Bind, BindReduce, CacheShared,
+    Align, NontemporalStore, Parallel, Bind, BindReduce, CacheShared, WarpMatrix,
 )  # fmt: skip
 _ORDER = {kind: i for i, kind in enumerate(KINDS)}
 _BY_NAME = {kind.kind: kind for kind in KINDS}
@@ -150,6 +151,8 @@ def sums(sig: Signature, opts: Sequence[Opt]) -> tuple[frozenset[tuple[int, ...]
             elif tile > 1:
                 inside.add((r.arg.id, 1, tile))
                 order |= set() if whole else inside
+            if r is nest.warp_matrix:
+                order.add((r.arg.id, -2, tile))
             if r in nest.reduce_bound:
                 order.add((r.arg.id, 1, tile, nest.reduce_bound[r]))
             if any(one is r for one, _ in nest.online):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from manygrad.runtime.codegen.target import WARP
 from manygrad.tensor.uop.ranges import ranges_of
 from manygrad.tensor.uop.uop import UOp
 
@@ -26,6 +28,7 @@ class LoopNest:
     block: Mapping[UOp, int] = field(default_factory=dict)  # loop -> tiles a block; one entry at most
     bound: Mapping[UOp, int] = field(default_factory=dict)  # loop -> work items of a group that run its tiles
     reduce_bound: Mapping[UOp, int] = field(default_factory=dict)  # reduce range -> work items that it is dealt out to
+    warp_matrix: UOp | None = None  # the reduce range along which a warp's matrix instructions add up
     shared: tuple[tuple[UOp, int, int], ...] = ()  # (reduce range, argument, iterations of it that a group copies)
     reduce_block: tuple[UOp, int] | None = None
     dots: Mapping[UOp, int] = field(default_factory=dict)  # reduce range -> iterations in a lane
@@ -66,7 +69,10 @@ class LoopNest:
 
     @property
     def group(self) -> tuple[int, ...]:
-        """Work items of a group: those of its sums, then the innermost loop's first; (): there are no groups."""
+        """Work items of a group: those of its sums, then the innermost loop's first; of a warp's matrix product those
+        of a warp, then the warps; (): there are no groups."""
+        if self.warp_matrix is not None:
+            return WARP, math.prod(self.bound.values()) // WARP
         across = tuple({*self.reduce_bound.values()})  # (one number)
         return (*across, *(self.bound[r] for r in reversed(self.loops) if r in self.bound))
 

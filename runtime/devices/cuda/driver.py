@@ -14,7 +14,7 @@ from functools import cache
 from typing import Any
 
 from manygrad.errors import CUDAError, NoCUDAError
-from manygrad.runtime.codegen.target import Machine
+from manygrad.runtime.codegen.target import WARP_DOTS, Machine
 from manygrad.tensor.environment import CUDA_DEVICE
 
 PACKAGE = (
@@ -40,6 +40,7 @@ STICKY = {
 }
 VECTOR_BYTES = 16  # the widest access of a thread
 LEAST_ARCH = 70
+LEAST_MATRIX_ARCH = 80
 
 
 def cuda() -> Any:
@@ -148,6 +149,7 @@ def _gpu(number: int) -> Gpu:
         group_items=attribute("MAX_THREADS_PER_BLOCK"),
         shared_bytes=attribute("MAX_SHARED_MEMORY_PER_BLOCK"),
         warp_items=attribute("WARP_SIZE"),
+        dots=WARP_DOTS if arch >= LEAST_MATRIX_ARCH else (),
     )
     context = checked(own.cuDevicePrimaryCtxRetain(device), f"GPU {number}")
     memory = int(checked(own.cuDeviceTotalMem(device), f"GPU {number}"))

@@ -28,10 +28,11 @@ from manygrad.runtime.codegen.lowered import EXCHANGE_BYTES, Inst, Low, LoweredP
 from manygrad.runtime.codegen.render.llvm.bounds import AccessChecks
 from manygrad.runtime.codegen.render.llvm.printer import LLVMPrinter
 from manygrad.runtime.codegen.render.llvm.text import ENTRY, literal, memory_type, scalar_type, splat, suffix, vector
+from manygrad.runtime.codegen.target import WARP
+from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop.ops import Ops
 
 WIDEST_BYTES = 16  # of one access
-WARP = 32
 SCRATCH_ALIGNMENT = 128  # of each thread's part of global scratch memory
 DIMS = "xyz"
 MULTIPLES = frozenset({Ops.MUL, Ops.ADD, Ops.SUB, Ops.MOD, Ops.NEG, Low.LOOP})  # known by what their sources are
@@ -68,6 +69,8 @@ def scratch_of_thread(program: LoweredProgram) -> int:
 
 
 class NVPTXPrinter(LLVMPrinter):
+    """Large: what differs from the CPU's printer, for every kind of instruction."""
+
     def __init__(self, program: LoweredProgram, target: NVPTXTarget) -> None:
         super().__init__(program)
         self.target = target
@@ -218,6 +221,23 @@ class NVPTXPrinter(LLVMPrinter):
         name = "llvm.nvvm.shfl.sync.bfly.i32"
         return self.call(name, "i32", f"i32 {mask}", f"i32 {word}", f"i32 {bit}", f"i32 {WARP - 1}")
 
+    def warp_dot(self, x: Inst) -> str:
+        """mma.sync of 16 rows, 8 columns, 16 iterations. A thread's four iterations are two registers of two."""
+        is_half = x.src[0].dtype is dtypes.float16
+        t, kind = ("<2 x half>", "f32.f32") if is_half else ("i32", "bf16")
+        upper, lower, column = (self.registers(a, t) for a in x.src[:3])
+        own = [f"{t} {r}" for pair in zip(upper, lower) for r in pair] + [f"{t} {r}" for r in column]
+        sums = [f"float {self.let(f'extractelement {self.typed(x.src[3])}, i64 {i}')}" for i in range(4)]
+        result = "{ float, float, float, float }"
+        found = self.call(f"llvm.nvvm.mma.m16n8k16.row.col.{kind}", result, *own, *sums)
+        return self.joined(x, [self.let(f"extractvalue {result} {found}, {i}") for i in range(4)])
+
+    def registers(self, x: Inst, t: str) -> list[str]:
+        """Values of 16 bits as registers of 32."""
+        pairs = self.let(f"bitcast {self.typed(x)} to <{x.lanes // 2} x i32>")
+        found = [self.let(f"extractelement <{x.lanes // 2} x i32> {pairs}, i64 {i}") for i in range(x.lanes // 2)]
+        return found if t == "i32" else [self.let(f"bitcast i32 {r} to {t}") for r in found]
+
     # *** instructions ***
 
     def inst(self, x: Inst) -> str | None:
@@ -233,6 +253,8 @@ class NVPTXPrinter(LLVMPrinter):
                 return None
             case Low.EXCHANGE:
                 return self.exchange(x)
+            case Low.WARP_DOT:
+                return self.warp_dot(x)
             case Low.PREFETCH:
                 return None
             case Low.STREAM:

@@ -1,0 +1,207 @@
+"""A warp's matrix product: its factors in shared memory, the instructions, the sums in registers.
+
+Element (row, iteration) of a stage lies in the row's 64 bytes, in one of four chunks of 16 bytes:
+
+    [row, or its neighbour][chunk, moved on in a circle][place in the chunk]
+
+Of an instruction's 16 rows thread g * 4 + t of the warp has g and g + 8, of its 8 columns it reads g and has the sums
+of 2t and 2t + 1, and of its 16 iterations it reads four. Which rows, columns and iterations these are of the product
+is free, if all threads agree: pairs of rows of g's tile, pairs of columns of t's tile, and a chunk of t's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from manygrad.runtime.codegen.emit.emission import INDEX, Emission
+from manygrad.runtime.codegen.emit.indices import instruction
+from manygrad.runtime.codegen.emit.values import remember, value
+from manygrad.runtime.codegen.loops.local import FragmentStage
+from manygrad.runtime.codegen.loops.tree import FetchPart, ReduceLoop, SharePart
+from manygrad.runtime.codegen.lowered import Inst, Low
+from manygrad.runtime.codegen.target import FRAGMENT_CHUNK, FRAGMENT_TERMS, WARP_BESIDE
+from manygrad.tensor.dtype import dtypes
+from manygrad.tensor.uop.ops import Ops
+from manygrad.tensor.uop.uop import UOp
+
+CHUNKS = FRAGMENT_TERMS // FRAGMENT_CHUNK
+CIRCLE = 16  # rows after which chunks are moved on by one
+HALF = FRAGMENT_CHUNK // 2  # iterations of an instruction that a thread has
+
+# *** the stage ***
+
+
+def fetch_part(e: Emission, n: FetchPart) -> None:
+    """The open tiles: a chunk of a row, pairs of iterations of several rows, or one element."""
+    stage = n.stage
+    found = [_read(e, stage, i) for i in range(2 if stage.along is stage.side.source else 1)]
+    if found[0].lanes > 1:  # (as words, which stay in registers)
+        words = found[0].lanes * found[0].dtype.itemsize // 4
+        found = [e.emit(Ops.BITCAST, dtypes.int32, (x,), None, words) for x in found]
+    if n.inside.number is None:
+        inside = instruction(e, n.inside)
+        found = [e.alu(Ops.WHERE, x.dtype, inside, x, e.const(0, x.dtype)) for x in found]
+    key = stage.value, n.number
+    if key not in e.fetched:
+        e.fetched[key] = [e.emit(Low.ACC, x.dtype, (x,), None, x.lanes, here=True) for x in found]
+        return
+    for variable, x in zip(e.fetched[key], found):
+        e.emit(Low.SET, dtypes.void, (variable, x), here=True)
+
+
+def share_part(e: Emission, n: SharePart) -> None:
+    stage = n.stage
+    row = _since(e, stage.side.source, instruction(e, stage.side.begin))
+    term = _since(e, stage.k_source, e.scope.block[stage.k])
+    found = [e.emit(Low.GET, x.dtype, (x,), None, x.lanes, here=True) for x in e.fetched[stage.value, n.number]]
+    if stage.along is not None:
+        found = [e.emit(Ops.BITCAST, stage.value.dtype, (x,), None, FRAGMENT_CHUNK) for x in found]
+    if stage.along is not stage.side.source:
+        _store(e, stage, row, term, found[0])
+        return
+    for i in range(FRAGMENT_CHUNK):
+        both = e.emit(Low.SHUFFLE, found[0].dtype, tuple(found), (i, FRAGMENT_CHUNK + i), 2)
+        _store(e, stage, e.add(row, e.const(i)), term, both)
+
+
+def _read(e: Emission, stage: FragmentStage, i: int) -> Inst:
+    """A vector of one iteration, the `i`-th from that of the open tile on."""
+    origin = e.scope.origin[stage.k_source]
+    e.open()
+    with e.within(e.with_tile(stage.k_source, e.add(origin, e.const(i)))):
+        found = value(e, stage.source, {})
+    e.close()
+    return found
+
+
+def _since(e: Emission, r: UOp, begin: Inst) -> Inst:
+    return e.emit(Ops.SUB, INDEX, (e.scope.origin[r], begin))
+
+
+def _store(e: Emission, stage: FragmentStage, row: Inst, term: Inst, found: Inst) -> None:
+    """(In this block: it follows the barrier.)"""
+    swapped = e.emit(Ops.XOR, INDEX, (row, _part(e, row, stage.tile, 2)))
+    chunk = e.emit(Ops.XOR, INDEX, (_quotient(e, term, FRAGMENT_CHUNK), _part(e, row, CIRCLE, CHUNKS)))
+    places = [(swapped, FRAGMENT_TERMS), (chunk, FRAGMENT_CHUNK), (_remainder(e, term, FRAGMENT_CHUNK), 1)]
+    e.emit(Low.STORE, dtypes.void, (_memory(e, stage), _offset(e, places), found), 0, found.lanes, here=True)
+
+
+def _memory(e: Emission, stage: FragmentStage) -> Inst:
+    return e.emit(Low.SHARED, stage.value.dtype, (), stage.offset_bytes)
+
+
+def _offset(e: Emission, places: list[tuple[Inst, int]]) -> Inst:
+    total = e.const(0)
+    for place, pitch in places:
+        total = e.add(total, place if pitch == 1 else e.emit(Ops.MUL, INDEX, (place, e.const(pitch))))
+    return total
+
+
+def _part(e: Emission, x: Inst, by: int, count: int) -> Inst:
+    """The digit of `x` that counts in steps of `by`, of so many."""
+    return _remainder(e, _quotient(e, x, by), count)
+
+
+def _quotient(e: Emission, x: Inst, by: int) -> Inst:
+    return e.emit(Ops.IDIV, INDEX, (x, e.const(by)), True) if by > 1 else x
+
+
+def _remainder(e: Emission, x: Inst, by: int) -> Inst:
+    return e.emit(Ops.MOD, INDEX, (x, e.const(by)), True)
+
+
+# *** the product ***
+
+
+class _Product(NamedTuple):
+    """The open tile of a thread, and where it reads its factors: a pointer and the offset of its row, of the even
+    rows of its tile and of the odd ones."""
+
+    u: UOp
+    rows: FragmentStage
+    columns: FragmentStage
+
+
+def reduce_fragments(e: Emission, node: ReduceLoop, body: Callable[[], None]) -> None:
+    """The sums of the open tile, around the loops of `body`; then its values are known."""
+    (u,), vectorized = node.group, e.scope.vectorized
+    assert vectorized is not None
+    stages = [e.local.fragments[s] for s in u.src[0].src]
+    rows, columns = sorted(stages, key=lambda s: s.side.loop is vectorized)
+    zero = e.const(0.0, u.dtype, 4)
+    sums = {
+        (i, j): e.emit(Low.ACC, u.dtype, (zero,), None, 4, here=True)
+        for i in range(0, rows.tile, 2)
+        for j in range(0, columns.tile, 2)
+    }
+    e.adding.append(lambda: _add(e, _Product(u, rows, columns), sums))
+    body()
+    e.adding.pop()
+    found = {at: e.emit(Low.GET, u.dtype, (acc,), None, 4, here=True) for at, acc in sums.items()}
+    for i in range(rows.tile):
+        for j in range(0, columns.tile, e.scope.lanes):
+            pairs = [found[i // 2 * 2, j + n] for n in range(0, e.scope.lanes, 2)]
+            remember(e, u, {rows.side.loop: i, vectorized: j}, _row(e, pairs, i % 2))
+
+
+def _row(e: Emission, sums: list[Inst], row: int) -> Inst:
+    """The sums of one of two rows, side by side."""
+    if len(sums) == 1:
+        return e.emit(Low.HALVES, sums[0].dtype, (sums[0],), row, 2)
+    if len(sums) == 2:
+        order = (2 * row, 2 * row + 1, 4 + 2 * row, 5 + 2 * row)
+        return e.emit(Low.SHUFFLE, sums[0].dtype, (sums[0], sums[1]), order, 4)
+    half = len(sums) // 2
+    parts = _row(e, sums[:half], row), _row(e, sums[half:], row)
+    return e.emit(Low.SHUFFLE, sums[0].dtype, parts, tuple(range(4 * half)), 4 * half)
+
+
+def _add(e: Emission, p: _Product, sums: dict[tuple[int, int], Inst]) -> None:
+    """The block of the reduction that is shared: two instructions for each pair of rows and of columns."""
+    chunks = _rows_of(e, p.rows), _columns_of(e, p.columns)
+    for half in range(FRAGMENT_CHUNK // HALF):
+        left, right = ([e.emit(Low.HALVES, x.dtype, (x,), half, HALF) for x in side] for side in chunks)
+        for (i, j), acc in sums.items():
+            old = e.emit(Low.GET, acc.dtype, (acc,), None, 4, here=True)
+            src = (left[i], left[i + 1], right[j // 2], old)
+            new = e.emit(Low.WARP_DOT, acc.dtype, src, p.u.src[0].arg, 4, here=True)
+            e.emit(Low.SET, dtypes.void, (acc, new), here=True)
+
+
+def _rows_of(e: Emission, stage: FragmentStage) -> list[Inst]:
+    """A chunk of each row of this thread's tile."""
+    first = _since(e, stage.side.loop, instruction(e, stage.side.begin))
+    odd = _part(e, first, stage.tile, 2)  # of two neighbouring threads this is the second one: its rows are swapped
+    even = e.add(first, odd), e.emit(Ops.SUB, INDEX, (first, odd))
+    at = [_chunk(e, stage, first, row) for row in even]
+    return [_load(e, stage, at[i % 2], i) for i in range(stage.tile)]
+
+
+def _columns_of(e: Emission, stage: FragmentStage) -> list[Inst]:
+    """A chunk of the column that this thread reads of each pair: those of the tile of the thread whose place beside it
+    is half of this one's below, the first ones or the second ones."""
+    thread = e.emit(Low.ITEM, INDEX, (), 0)
+    below, beside = _quotient(e, thread, WARP_BESIDE), _remainder(e, thread, WARP_BESIDE)
+    own = _since(e, stage.side.loop, instruction(e, stage.side.begin))
+    of_warp = e.emit(Ops.SUB, INDEX, (own, _times(e, beside, stage.tile)))
+    first = e.add(of_warp, _times(e, _quotient(e, below, 2), stage.tile))
+    second = e.emit(Ops.XOR, INDEX, (_remainder(e, below, 2), _part(e, first, stage.tile, 2)))
+    at = _chunk(e, stage, first, e.add(first, second))
+    return [_load(e, stage, at, j) for j in range(0, stage.tile, 2)]
+
+
+def _times(e: Emission, x: Inst, by: int) -> Inst:
+    return e.emit(Ops.MUL, INDEX, (x, e.const(by)))
+
+
+def _chunk(e: Emission, stage: FragmentStage, first: Inst, row: Inst) -> Inst:
+    """Where a thread's chunk of a row lies, of a tile that begins at `first`."""
+    own = _remainder(e, e.emit(Low.ITEM, INDEX, (), 0), WARP_BESIDE)
+    chunk = e.emit(Ops.XOR, INDEX, (own, _part(e, first, CIRCLE, CHUNKS)))
+    return _offset(e, [(row, FRAGMENT_TERMS), (chunk, FRAGMENT_CHUNK)])
+
+
+def _load(e: Emission, stage: FragmentStage, at: Inst, row: int) -> Inst:
+    """(In this block: the contents change between barriers.)"""
+    return e.emit(Low.LOAD, stage.value.dtype, (_memory(e, stage), at), row * FRAGMENT_TERMS, FRAGMENT_CHUNK, here=True)
