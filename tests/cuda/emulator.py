@@ -461,7 +461,7 @@ class Run:
             one = np.ascontiguousarray(data[:, i * size : (i + 1) * size]).view(TYPES[kind])[:, 0]
             full = np.zeros(len(self.ids), one.dtype)
             full[active] = one
-            if TYPES[kind] in (np.int8, np.int16) and self.width(name) > size:
+            if kind[0] == "s" and self.width(name) > size:
                 full = full.astype(TYPES[f"s{8 * self.width(name)}"])
             self.write(x, name, full)
 

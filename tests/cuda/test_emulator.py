@@ -78,6 +78,18 @@ def test_kernels_give_what_python_gives(name: str) -> None:
     np.testing.assert_allclose(got, run(ast, [a.copy() for a in arrays])[0], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_a_signed_number_is_widened_where_it_is_loaded(size: int) -> None:
+    ptx = f""".visible .entry kernel(.param .u64 to, .param .u64 from) .reqntid 1, 1, 1 {{
+    .reg .b64 %rd<4>; ld.param.b64 %rd1, [to]; ld.param.b64 %rd2, [from];
+    ld.global.s{8 * size} %rd3, [%rd2]; st.global.b64 [%rd1], %rd3; ret; }}"""
+    memory = DeviceMemory(1 << 16)
+    places = [memory.alloc(8), memory.alloc(8)]
+    memory.view(places[1], size)[:] = np.array([-3], f"i{size}").view(np.uint8)
+    launch(parsed(ptx), memory, (1, 1, 1), (1, 1, 1), [p.to_bytes(8, "little") for p in places])
+    assert memory.view(places[0], 8).view(np.int64).tolist() == [-3]
+
+
 def without(pattern: str, count: int = 0) -> Callable[[str], str]:
     return lambda ptx: re.sub(pattern, "", ptx, count=count)
 
