@@ -17,6 +17,7 @@ from manygrad.runtime.profile.profile import profile
 from manygrad.runtime.profile.profile import profile_program as _profile_program
 from manygrad.runtime.runtime import own as _own_runtime
 from manygrad.tensor.anomaly import detect_anomaly
+from manygrad.tensor.autocast import autocast
 from manygrad.tensor.deferred.install import install as _put_calls_off
 from manygrad.tensor.dtype import can_cast, dtypes, finfo, iinfo
 from manygrad.tensor.dtype import promote as promote_types
@@ -48,6 +49,7 @@ __all__ = [
     "TinyJit",
     "Variable",
     "assert_equal",
+    "autocast",
     "autograd",
     "broadcast_",
     "can_cast",

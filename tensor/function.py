@@ -27,6 +27,7 @@ from typing import Any
 
 from manygrad.errors import JitError
 from manygrad.tensor import grad_mode
+from manygrad.tensor.autocast import autocast_dtype
 from manygrad.tensor.deferred.thread import at_once
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.engine import engine
@@ -105,7 +106,7 @@ class function:
 
     def _known(self, found: _Arguments) -> list[_Trace]:
         """The traces for such arguments, and for what the function reads besides them."""
-        key = (tuple(found.key), self.numbers, Tensor.training, grad_mode.is_grad_enabled())
+        key = (tuple(found.key), self.numbers, Tensor.training, grad_mode.is_grad_enabled(), autocast_dtype())
         return self.traces.setdefault(key, [])
 
 

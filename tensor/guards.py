@@ -23,6 +23,7 @@ from operator import is_
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
+from manygrad.tensor.autocast import autocast_dtype
 from manygrad.tensor.changes import CHANGES
 from manygrad.tensor.grad_mode import is_grad_enabled
 from manygrad.tensor.source import is_own
@@ -36,12 +37,16 @@ NUMBERS = (bool, int, float, complex, str, bytes)
 Fetch = Callable[[], Any]
 
 
+def modes() -> tuple[Any, ...]:
+    return is_grad_enabled(), Tensor.training, autocast_dtype()
+
+
 class Guards:
     """What `fn` can read now."""
 
     def __init__(self, fn: Callable[..., Any]) -> None:
         self.count = CHANGES.count
-        self.modes = (is_grad_enabled(), Tensor.training)
+        self.modes = modes()
         reader = Reader()
         reader.visit("", fn)
         reader.read_objects()
@@ -49,7 +54,7 @@ class Guards:
 
     def hold(self) -> bool:
         """Whether nothing that is looked at in each call has changed."""
-        if CHANGES.count != self.count or self.modes != (is_grad_enabled(), Tensor.training):
+        if CHANGES.count != self.count or self.modes != modes():
             return False
         for fetch, seen in self.cheap:
             now = fetch()
@@ -64,7 +69,7 @@ class Guards:
 
     def differences(self, other: Guards, ignored: Iterable[str] = ()) -> list[str]:
         """Paths of what is not the same; modes come first."""
-        names = ("whether gradients are on (no_grad)", "Tensor.training")
+        names = ("whether gradients are on (no_grad)", "Tensor.training", "autocast")
         found = [n for n, a, b in zip(names, self.modes, other.modes) if a is not b]
         paths = dict.fromkeys([*self.values, *other.values])
         a, b = self.values, other.values

@@ -5,6 +5,7 @@ from manygrad.nn.optim.adam import Adam, AdamW
 from manygrad.nn.optim.adam_variants import Adamax, NAdam, RAdam
 from manygrad.nn.optim.adaptive import Adadelta, Adagrad, RMSprop
 from manygrad.nn.optim.diloco import DiLoCo
+from manygrad.nn.optim.grad_scaler import GradScaler
 from manygrad.nn.optim.layerwise import LAMB, LARS
 from manygrad.nn.optim.muon import Muon
 from manygrad.nn.optim.optimizer import Optimizer
@@ -20,6 +21,7 @@ __all__ = [
     "AdamW",
     "Adamax",
     "DiLoCo",
+    "GradScaler",
     "Muon",
     "NAdam",
     "Optimizer",

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar, cast
 
+from manygrad.tensor.autocast import autocast_dtype, converted
 from manygrad.tensor.deferred.endings import end_with_read
 from manygrad.tensor.deferred.trace import THREAD, WRITING, flush_writers
 from manygrad.tensor.environment import FOLLOW
@@ -29,8 +30,8 @@ OPERATORS = frozenset("__getitem__ __setitem__ __matmul__ __rmatmul__".split()) 
 
 
 def install() -> None:
-    """Has the functions of `Tensor` be calls of a trace."""
-    if not FOLLOW or hasattr(Tensor.backward, "puts_off"):  # (a package may be imported twice, under two names)
+    """Has the functions of `Tensor` be calls of a trace, with the types that they have under autocast."""
+    if hasattr(Tensor.matmul, "converts"):  # (a package may be imported twice, under two names)
         return
     for kind in reversed(Tensor.__mro__):
         module = kind.__module__
@@ -38,7 +39,7 @@ def install() -> None:
             continue
         for name, found in list(vars(kind).items()):
             is_operator = name in OPERATORS or (name.startswith("__") and module.endswith(".operators"))
-            if name in READ:
+            if name in READ and FOLLOW:
                 setattr(kind, name, _read(found))
             if name in NO_CALLS or name in READ or (name.startswith("_") and not is_operator):
                 continue
@@ -48,6 +49,8 @@ def install() -> None:
                 setattr(kind, name, staticmethod(_call(found.__func__)))
             elif type(found).__name__ == "function":
                 setattr(kind, name, _call(found))
+    if not FOLLOW:
+        return
     DifferentiationMixin._set_grad = _set_grad(DifferentiationMixin._set_grad)  # type: ignore[method-assign]
     DifferentiationMixin.backward = _backward(DifferentiationMixin.backward)  # type: ignore[method-assign]
 
@@ -55,15 +58,19 @@ def install() -> None:
 def deferrable(fn: F) -> F:
     """As a decorator: `fn`, whose results follow from its arguments and from the tensors' modes alone, is a call of a
     trace, whatever it does inside."""
-    return cast(F, _call(fn)) if FOLLOW else fn
+    return cast(F, _call(fn))
 
 
 def _call(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """A call of a trace, or one that is made at once; with the types that it has under autocast."""
     thread, writing = THREAD, vars(WRITING)["data"]  # (the dict itself: its set asks in Python whether it is empty)
+    name, follows = fn.__name__, bool(FOLLOW)
 
     @functools.wraps(fn)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if thread.is_inside:
+        if (half := autocast_dtype()) is not None:
+            return converted(half, call, name, args, kwargs)
+        if thread.is_inside or not follows:
             return fn(*args, **kwargs)
         trace = thread.trace
         if writing:
@@ -72,6 +79,7 @@ def _call(fn: Callable[..., Any]) -> Callable[..., Any]:
             return fn(*args, **kwargs)
         return trace.call(fn, args, kwargs)
 
+    call.converts = True  # type: ignore[attr-defined]
     return call
 
 
@@ -126,7 +134,7 @@ def _have_read(tensors: list[Tensor]) -> None:
 
 def put_functions_off(module: dict[str, Any], names: Iterable[str]) -> None:
     """Has functions of a module be calls of a trace."""
-    for name in names if FOLLOW else ():
+    for name in names:
         if callable(module[name]) and not isinstance(module[name], type):
             module[name] = _call(module[name])
 

@@ -18,6 +18,7 @@ from threading import RLock, local
 from types import CodeType
 from typing import Any
 
+from manygrad.tensor.autocast import as_given
 from manygrad.tensor.deferred.arguments import CONSTANTS, External, UnknownArgument, Value, told
 from manygrad.tensor.deferred.calls import DeferredCall, Making, PutOff, TraceValues
 from manygrad.tensor.deferred.counts import COUNTS
@@ -301,7 +302,8 @@ class Trace:
         """While its calls are made, calls are made as they come, and nobody else makes these."""
         inside, THREAD.is_inside, self.is_busy = THREAD.is_inside, True, True
         try:
-            yield
+            with as_given():
+                yield
         finally:
             THREAD.is_inside, self.is_busy = inside, False
 

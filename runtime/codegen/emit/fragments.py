@@ -114,9 +114,8 @@ def _remainder(e: Emission, x: Inst, by: int) -> Inst:
 # *** the product ***
 
 
-class _Product(NamedTuple):
-    """The open tile of a thread, and where it reads its factors: a pointer and the offset of its row, of the even
-    rows of its tile and of the odd ones."""
+class _Factors(NamedTuple):
+    """A REDUCE and where its factors lie."""
 
     u: UOp
     rows: FragmentStage
@@ -135,7 +134,7 @@ def reduce_fragments(e: Emission, node: ReduceLoop, body: Callable[[], None]) ->
         for i in range(0, rows.tile, 2)
         for j in range(0, columns.tile, 2)
     }
-    e.adding.append(lambda: _add(e, _Product(u, rows, columns), sums))
+    e.adding.append(lambda: _add(e, _Factors(u, rows, columns), sums))
     body()
     e.adding.pop()
     found = {at: e.emit(Low.GET, u.dtype, (acc,), None, 4, here=True) for at, acc in sums.items()}
@@ -157,7 +156,7 @@ def _row(e: Emission, sums: list[Inst], row: int) -> Inst:
     return e.emit(Low.SHUFFLE, sums[0].dtype, parts, tuple(range(4 * half)), 4 * half)
 
 
-def _add(e: Emission, p: _Product, sums: dict[tuple[int, int], Inst]) -> None:
+def _add(e: Emission, p: _Factors, sums: dict[tuple[int, int], Inst]) -> None:
     """The block of the reduction that is shared: two instructions for each pair of rows and of columns."""
     chunks = _rows_of(e, p.rows), _columns_of(e, p.columns)
     for half in range(FRAGMENT_CHUNK // HALF):

@@ -142,7 +142,7 @@ def _parts(t: Tiler, stage: FragmentStage, block: Index, leaf: type[FetchPart | 
         return nodes if stage.along is None else (Vectors(Lanes(stage.along, FRAGMENT_CHUNK), nodes),)
 
     def digit(number: int, below: int, count: int) -> Index:
-        """That of the part's number among all, from `below` on, of so many. (All are powers of two, so what is a work
+        """A digit of the part's number among all, from `below` on, of so many. (All are powers of two, so what is a work
         item's own and what is the part's do not meet.)"""
         own = ITEM if below == 1 else index.div(ITEM, index.const(below))
         own = own if below * count >= items else index.mod(own, index.const(count))
