@@ -114,7 +114,7 @@ BOUND = (
 
 WARPS = (
     named("tile", 0, 8), named("vectorize", 1, 4), named("tile", 1, 8), named("unroll", 2, 32), named("parallel", 2),
-    named("bind", 0, 16), named("bind", 1, 8), named("cache_shared", 2, 1, 32), named("cache_shared", 2, 2, 32),
+    named("bind", 0, 16), named("bind", 1, 8),
     named("warp_matrix", 2),
 )  # fmt: skip
 

@@ -22,6 +22,7 @@ from manygrad.runtime.codegen.opts import Float32Parts, Opt, legal, loop_nest
 from manygrad.runtime.codegen.opts.bind_reduce import exchanged_bytes
 from manygrad.runtime.codegen.opts.cache_shared import shared_bytes
 from manygrad.runtime.codegen.opts.opt import chosen
+from manygrad.runtime.codegen.opts.warp_matrix import fragments_bytes
 from manygrad.runtime.codegen.target import Machine
 from manygrad.tensor.environment import DEBUG, FLOAT32_PARTS, NOOPT, SPEC
 from manygrad.tensor.uop.uop import UOp
@@ -107,7 +108,7 @@ def beyond(machine: Machine, ast: UOp, opts: tuple[Opt, ...]) -> str | None:
     if items > machine.subgroup_items > 0:
         return f"sums across {items} work items; this machine's subgroups have {machine.subgroup_items}"
     exchanged = 0 if machine.subgroup_items else exchanged_bytes(sig, nest)
-    if (nbytes := shared_bytes(sig, nest) + exchanged) > machine.shared_bytes:
+    if (nbytes := shared_bytes(sig, nest) + fragments_bytes(sig, nest) + exchanged) > machine.shared_bytes:
         return f"{nbytes} bytes that a group shares; this machine has {machine.shared_bytes}"
     return None
 

@@ -4,6 +4,7 @@ Precondition: storage lowered. Postcondition: each STORE is one kernel, of memor
 is left.
 
     v, of which a rule of `fusion.py` says so  ==>  AFTER(t, STORE(t, v)), t = BUFFER
+    CAST.float32(v), v of a half type          ==>  CAST.float32(AFTER(t, STORE(t, v)))
     BARRIER(x, y)                              ==>  AFTER(x, what y waits for)
 """
 
@@ -40,14 +41,27 @@ def _store(u: UOp, old: UOp, ctx: _Inserting) -> UOp | None:
     """A value that is to be stored, in a buffer of its own unless it lies in a temporary one."""
     if old not in ctx.stored:
         return None
+    if _widens(u):  # (half the bytes, and products see what they multiply)
+        narrow = u.src[0]
+        if narrow.op is not Ops.AFTER or not is_temporary(base_buffer(narrow)):
+            narrow = _in_memory(narrow, old.src[0], ctx)
+        return UOp(Ops.CAST, u.dtype, (narrow,))
     value = u.src[0] if u.op is Ops.CONTIGUOUS else _barrier(u) if u.op is Ops.BARRIER else u
     if u.op is not Ops.CONTIGUOUS or value.op is not Ops.AFTER or not is_temporary(base_buffer(value)):
-        temp = ctx.temps.new(old.shape, old.dtype, device_of(old, ctx.sink))
-        store = UOp(Ops.STORE, dtypes.void, (temp, value))
-        LINE.setdefault(store, line_of(old))
-        value = UOp(Ops.AFTER, old.dtype, (temp, store))
+        value = _in_memory(value, old, ctx)
     made_from(value, old)
     return value
+
+
+def _widens(u: UOp) -> bool:
+    return u.op is Ops.CAST and u.dtype is dtypes.float32 and u.src[0].dtype.is_half
+
+
+def _in_memory(value: UOp, old: UOp, ctx: _Inserting) -> UOp:
+    temp = ctx.temps.new(old.shape, old.dtype, device_of(old, ctx.sink))
+    store = UOp(Ops.STORE, dtypes.void, (temp, value))
+    LINE.setdefault(store, line_of(old))
+    return UOp(Ops.AFTER, old.dtype, (temp, store))
 
 
 def _barrier(u: UOp) -> UOp:

@@ -137,8 +137,7 @@ def test_a_product_is_chosen_to_be_the_warps() -> None:
 
 WARPS = (
     named("tile", 0, 8), named("vectorize", 1, 4), named("tile", 1, 8), named("unroll", 2, 32), named("parallel", 2),
-    named("bind", 0, 8), named("bind", 1, 8), named("cache_shared", 2, 1, 32), named("cache_shared", 2, 2, 32),
-    named("warp_matrix", 2),
+    named("bind", 0, 8), named("bind", 1, 8), named("warp_matrix", 2),
 )  # fmt: skip
 
 
@@ -150,7 +149,8 @@ ILLEGAL = {
     "a tile that is no power": ((*WARPS[:2], named("tile", 0, 6), named("tile", 1, 8), *WARPS[3:]), "tile"),
     "no vectors": (tuple(o for o in WARPS if o.kind != "vectorize"), "vectorized loop"),
     "half of a block": (changed("unroll", 2, 16), "32 iterations"),
-    "one factor alone is shared": (WARPS[:-2] + WARPS[-1:], "share both"),
+    "something else is shared": ((*WARPS, named("cache_shared", 2, 1, 32)), "nothing else"),
+    "a loop that is not in the grid": ((*WARPS[:4], named("parallel", 1), *WARPS[5:]), "parallel"),
     "half of a warp": ((*WARPS[:5], named("bind", 0, 4), *WARPS[6:]), "8 by 4"),
     "a count of threads that is no power": ((*WARPS[:5], named("bind", 0, 24), *WARPS[6:]), "powers of two"),
 }

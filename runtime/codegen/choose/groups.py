@@ -150,10 +150,11 @@ def _along_rows(facts: Facts, outer: int) -> Opts:
 def products(facts: Facts, opts: Opts, main: UOp) -> Iterator[Opts]:
     """A block of the result for each group, a smaller one for each of its threads; a part of both operands is copied to
     shared memory by all threads and read there by each."""
-    loads = facts.loads_of[main]
-    if main.arg is not Ops.ADD or not is_product(facts.term(main)) or len(loads) != 2:
+    term, loads = facts.term(main), facts.loads_of[main]
+    by_matrices = is_dot(term)
+    if main.arg is not Ops.ADD or not is_product(term) or (len(loads) != 2 and not by_matrices):
         return
-    loops, own = facts.sig.loops, [ranges_of(u) for u in loads]
+    loops, own = facts.sig.loops, [ranges_of(u) for u in (term.src if by_matrices else loads)]
     columns = next((r for r in reversed(loops) if facts.stored_along(r) and (r in own[0]) != (r in own[1])), None)
     if columns is None:
         return
@@ -165,8 +166,10 @@ def products(facts: Facts, opts: Opts, main: UOp) -> Iterator[Opts]:
     full = [s for s in sizes if _groups(facts, rows, columns, s) >= LEAST_WAVES * facts.machine.cores]
     slots = sorted({u.src[0].src[0].arg for u in loads})
     k = main.src[-1]
-    if is_dot(facts.term(main)):
-        yield from by_warps(facts, opts, k, rows, columns, slots)
+    if by_matrices:
+        yield from by_warps(facts, opts, k, rows, columns)
+    if len(loads) != 2:
+        return
     for down, side, below, beside in (*full, *reversed([s for s in sizes if s not in full])):
         lanes = min(facts.lanes, side)
         tiles = (Tile(rows.arg.id, down), Vectorize(columns.arg.id, lanes), Tile(columns.arg.id, side))
@@ -181,22 +184,14 @@ def products(facts: Facts, opts: Opts, main: UOp) -> Iterator[Opts]:
         yield (*opts, *part, Parallel(len(loops)), Bind(rows.arg.id, below), Bind(columns.arg.id, beside))
 
 
-def by_warps(facts: Facts, opts: Opts, k: UOp, rows: UOp, columns: UOp, slots: list[int]) -> Iterator[Opts]:
+def by_warps(facts: Facts, opts: Opts, k: UOp, rows: UOp, columns: UOp) -> Iterator[Opts]:
     """Matrix instructions of warps, the largest parts that still give each multiprocessor one."""
     full = [s for s in WARP_PRODUCTS if _groups(facts, rows, columns, s) >= LEAST_WAVES * facts.machine.cores]
     for down, side, below, beside in (*full, *reversed([s for s in WARP_PRODUCTS if s not in full])):
         tiles = (Tile(rows.arg.id, down), Vectorize(columns.arg.id, 4), Tile(columns.arg.id, side))
         bind = (Bind(rows.arg.id, below), Bind(columns.arg.id, beside))
-        shared = (CacheShared(k.arg.id, s, FRAGMENT_TERMS) for s in slots)
-        yield (
-            *opts,
-            *tiles,
-            Unroll(k.arg.id, FRAGMENT_TERMS),
-            Parallel(len(facts.sig.loops)),
-            *bind,
-            *shared,
-            WarpMatrix(k.arg.id),
-        )
+        terms = Unroll(k.arg.id, FRAGMENT_TERMS), WarpMatrix(k.arg.id)
+        yield (*opts, *tiles, *terms, Parallel(len(facts.sig.loops)), *bind)
 
 
 def _groups(facts: Facts, rows: UOp, columns: UOp, sizes: tuple[int, int, int, int]) -> int:

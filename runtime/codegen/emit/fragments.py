@@ -36,8 +36,9 @@ def fetch_part(e: Emission, n: FetchPart) -> None:
     """The open tiles: a chunk of a row, pairs of iterations of several rows, or one element."""
     stage = n.stage
     found = [_read(e, stage, i) for i in range(2 if stage.along is stage.side.source else 1)]
-    if found[0].lanes > 1:  # (as words, which stay in registers)
-        words = found[0].lanes * found[0].dtype.itemsize // 4
+    if stage.along is not None:  # (as words, which stay in registers)
+        found = [e.splat(x, FRAGMENT_CHUNK) for x in found]
+        words = FRAGMENT_CHUNK * found[0].dtype.itemsize // 4
         found = [e.emit(Ops.BITCAST, dtypes.int32, (x,), None, words) for x in found]
     if n.inside.number is None:
         inside = instruction(e, n.inside)

@@ -57,14 +57,15 @@ def fits_words(u: UOp, tensorized: UOp) -> bool:
 def use_dots(ast: UOp, dots: tuple[Dot, ...]) -> UOp:
     """The kernel with products as `dots` has them, where they are added up."""
     halves = tuple(dict.fromkeys(d.left for d in dots if d.left.is_half))
-    if not dots or not any(factors(u, halves) for u in signature(ast).reduces):
+    plain = not any(d.columns for d in dots)
+    if not dots or not any(factors(u, halves, plain) for u in signature(ast).reduces):
         return ast
     last = signature(ast).loops[-1] if signature(ast).loops else None
     fresh = 1 + max(u.arg.id for u in signature(ast).nodes if u.op is Ops.RANGE)
 
     def change(u: UOp) -> UOp | None:
         nonlocal fresh
-        found = factors(u, halves)
+        found = factors(u, halves, plain)
         if found is None:
             return None
         for x, y in sorted((found, found[::-1]), key=lambda pair: cost_of_sum(pair[1], u, last)):
@@ -88,22 +89,26 @@ def use_dots(ast: UOp, dots: tuple[Dot, ...]) -> UOp:
     return rebuild(ast, change)
 
 
-def factors(u: UOp, halves: tuple[DType, ...] = (dtypes.bfloat16,)) -> tuple[UOp, UOp] | None:
+def factors(u: UOp, halves: tuple[DType, ...] = (dtypes.bfloat16,), plain: bool = True) -> tuple[UOp, UOp] | None:
     """The bytes that a REDUCE multiplies and adds up in an int32, or the floats, of one of the types `halves`, of a
-    matrix product."""
+    matrix product; `plain`: those that are read as they are."""
     types = {dtypes.int32: BYTES, dtypes.float32: halves}.get(u.dtype, ())
     if u.op is not Ops.REDUCE or u.arg is not Ops.ADD or u.src[0].op is not Ops.MUL:
         return None
     if any(s.op is not Ops.CAST or s.src[0].dtype not in types for s in u.src[0].src):
         return None
     a, b = (s.src[0] for s in u.src[0].src)
-    if a.dtype.is_float and (
-        len(u.src) > 2 or a is b or any(s.op is not Ops.LOAD or len(s.src[0].src) > 2 for s in (a, b))
-    ):
+    if a.dtype.is_float and (len(u.src) > 2 or a is b or not all(_can_be_factor(s, plain) for s in (a, b))):
         return None
     ranges = frozenset(u.src[1:])
     shared = ranges <= ranges_of(a) and ranges <= ranges_of(b)
     return (a, b) if shared and (size_factor(u.src[-1]) >= LEAST_DOT_TERMS or in_fours(u)) else None
+
+
+def _can_be_factor(s: UOp, plain: bool) -> bool:
+    if plain:
+        return s.op is Ops.LOAD and len(s.src[0].src) == 2
+    return all(v.op is not Ops.REDUCE for v in s.toposort())
 
 
 def least_terms(r: UOp) -> int:

@@ -40,10 +40,11 @@ from manygrad.runtime.codegen.loops.tree import (
     Vectors,
 )
 from manygrad.runtime.codegen.opts.cache_shared import part_size
-from manygrad.runtime.codegen.opts.warp_matrix import is_ragged, product_sides, warps_beside
+from manygrad.runtime.codegen.opts.warp_matrix import fragment_bytes, is_ragged, product_sides, warps_beside
 from manygrad.runtime.codegen.target import FRAGMENT_CHUNK, FRAGMENT_TERMS, WARP_BESIDE, WARP_DOWN
 from manygrad.tensor.uop import symbolic as sym
 from manygrad.tensor.uop.args import RangeArg
+from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.ranges import ranges_of
 from manygrad.tensor.uop.rewrite import substitute
 from manygrad.tensor.uop.uop import UOp
@@ -91,7 +92,7 @@ def stage_of(t: Tiler, k: UOp, u: UOp, around: Around) -> FragmentStage:
     own = {r: r.replace(arg=RangeArg(fresh_number(t) + i, r.arg.kind)) for i, r in enumerate((k, loop))}
     side = SharedLoop(loop, own[loop], around.groups[loop], part_size(nest, loop), FRAGMENT_TERMS)
     source = substitute(u, own)
-    offset = t.local.share(side.size * FRAGMENT_TERMS * u.dtype.itemsize)
+    offset = t.local.share(fragment_bytes(nest, u, loop))
     along = _along(source, own[k], own[loop])
     stage = FragmentStage(u, source, k, own[k], side, nest.tile_of(loop), along, offset)
     t.local.fragments[u] = stage
@@ -100,12 +101,12 @@ def stage_of(t: Tiler, k: UOp, u: UOp, around: Around) -> FragmentStage:
 
 def _along(source: UOp, k: UOp, loop: UOp) -> UOp | None:
     """The range along which whole chunks lie side by side in the argument."""
-    steps, constant = sym.linear(source.src[0].src[1])
-    for r, other in ((k, loop), (loop, k)):
-        if r.src[0].arg % FRAGMENT_CHUNK or k.src[0].arg % 2:
-            continue
-        rest = [constant, *(c for x, c in steps.items() if x is not r)]
-        if steps.get(r) == 1 and steps.get(other, 0) and all(c % FRAGMENT_CHUNK == 0 for c in rest):
+    indices = [u.src[0].src[1] for u in source.toposort() if u.op is Ops.LOAD]
+    for r in (k, loop):
+        mine = [sym.linear(x) for x in indices if r in ranges_of(x)]
+        rest = [c for steps, constant in mine for c in (constant, *(c for x, c in steps.items() if x is not r))]
+        in_chunks = r.src[0].arg % FRAGMENT_CHUNK == 0 and k.src[0].arg % 2 == 0
+        if in_chunks and all(steps.get(r) == 1 for steps, _ in mine) and all(c % FRAGMENT_CHUNK == 0 for c in rest):
             return r
     return None
 
@@ -142,8 +143,8 @@ def _parts(t: Tiler, stage: FragmentStage, block: Index, leaf: type[FetchPart | 
         return nodes if stage.along is None else (Vectors(Lanes(stage.along, FRAGMENT_CHUNK), nodes),)
 
     def digit(number: int, below: int, count: int) -> Index:
-        """A digit of the part's number among all, from `below` on, of so many. (All are powers of two, so what is a work
-        item's own and what is the part's do not meet.)"""
+        """A digit of the part's number among all, from `below` on, of so many. (All are powers of two, so what is a
+        work item's own and what is the part's do not meet.)"""
         own = ITEM if below == 1 else index.div(ITEM, index.const(below))
         own = own if below * count >= items else index.mod(own, index.const(count))
         own = index.const(0) if below >= items else own

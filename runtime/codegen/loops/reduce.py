@@ -122,8 +122,9 @@ def _online(t: Tiler, pair: Pair, around: Around) -> OnlineReduce:
 def _loops(t: Tiler, ranges: tuple[UOp, ...], around: Around, leaf: Node) -> Nodes:
     if not ranges:
         return (leaf,)
-    if any(r is ranges[0] for r, *_ in t.kernel.nest.shared) and ranges[0] not in around.blocks:
-        along = fragments_along if ranges[0] is t.kernel.nest.warp_matrix else shared_along
+    nest, is_shared = t.kernel.nest, any(r is ranges[0] for r, *_ in t.kernel.nest.shared)
+    if (is_shared or ranges[0] is nest.warp_matrix) and ranges[0] not in around.blocks:
+        along = shared_along if is_shared else fragments_along
         return along(t, ranges[0], around, lambda inner: _loops(t, ranges, inner, leaf))
     loop = dealt_out if ranges[0] in t.kernel.nest.reduce_bound else Tiler.loop
     return loop(t, ranges[0], around, lambda inner: _loops(t, ranges[1:], inner, leaf))

@@ -22,7 +22,7 @@ class CacheShared(RangeOpt):
     """What the work items of a group read of an argument in `iterations` of a reduction lies in memory that they share:
     each copies a part of it there, and reads what the others copied.
 
-    All loops of the grid are cut evenly, so that no work item is missing at a barrier (but see `warp_matrix`).
+    All loops of the grid are cut evenly, so that no work item is missing at a barrier.
 
     before:  group for m: group for n: for k in 512: c += a[m, k] * b[k, n]
     after:   group for m: group for n: for 16 of k: { shared = a[all m of the group, 16 of k]; barrier;
@@ -50,7 +50,7 @@ class CacheShared(RangeOpt):
             return None
         if not nest.bound:
             return "only the work items of a group share memory (bind)"
-        if nest.warp_matrix is None and (reason := uneven(sig, nest)) is not None:
+        if (reason := uneven(sig, nest)) is not None:
             return reason
         if len({(k, n) for k, _, n in nest.shared}) > 1:
             return "all that is shared is copied for the same iterations of one reduction"
@@ -76,8 +76,7 @@ class CacheShared(RangeOpt):
 
 def _cannot_share(sig: Signature, nest: LoopNest, k: UOp, slot: int, n: int) -> str | None:
     at = f"argument {slot} cannot be shared along {k.arg.id}"
-    is_cut = not is_fixed(k) or (k.src[0].arg % n and k is not nest.warp_matrix)
-    if is_cut or n % nest.tile_of(k):
+    if not is_fixed(k) or k.src[0].arg % n or n % nest.tile_of(k):
         return f"{at}: {n} iterations do not divide it, or its tile does not divide them"
     if k in nest.reduce_lanes or k in nest.dots or k in nest.skipped or any(k in pair for pair in nest.online):
         return f"{at}: it has lanes of its own, is skipped in parts, or online"

@@ -25,10 +25,10 @@ class WarpMatrix(RangeOpt):
     Which row of the product is which row of the instruction is free, so a warp's threads lie 8 by 4 over its part, and
     the sums of each thread's own tile are in its own registers: what follows the product needs no exchange.
 
-    The kernel's one REDUCE, over the range alone; both factors are shared by the group (`cache_shared`), 32 iterations
-    at a time, which the range's tile has, too; one lies along the vectorized loop, the other along one more loop, and
-    both loops are bound. Sizes need not be multiples of anything: what is beyond is read as something else, or as zeros
-    along the reduction, and not stored.
+    The kernel's one REDUCE, over the range alone, with a tile of 32 iterations. Both factors, with what they are made
+    of (conversions, masks), are shared by the group, that many iterations at a time; one changes along the vectorized
+    loop, the other along one more loop, and both loops are bound. Sizes need not be multiples of anything: what is
+    beyond is read as something else, or as zeros along the reduction, and not stored.
 
     before:  group for m: group for n: for 32 of k: { shared a, b; for k in 32: c[8, 8] += a[8, k] * b[k, 8] }
     after:   for each warp of the group: for each thread of 32: for 32 of k: { shared a, b;
@@ -71,10 +71,7 @@ class WarpMatrix(RangeOpt):
             return f"{at}: a group's threads lie {WARP_DOWN} by {WARP_BESIDE} in each warp"
         if nest.reduce_bound or any(nest.tile_of(r) > 1 for r in nest.loops if r not in sides):
             return f"{at}: no other loop has a tile, and no sum is dealt out"
-        shared = {slot for r, slot, n in nest.shared if r is k and n == FRAGMENT_TERMS}
-        if any(s.op is not Ops.LOAD or s.src[0].src[0].arg not in shared for s in u.src[0].src):
-            return f"{at}: the group does not share both factors, {FRAGMENT_TERMS} iterations at a time"
-        return None
+        return _wrong_factors(sig, nest, u, sides)
 
     @classmethod
     def of(cls, nest: LoopNest) -> list[Opt]:
@@ -98,6 +95,34 @@ def product_sides(nest: LoopNest, u: UOp) -> tuple[UOp, UOp] | None:
         return None
     own = [(rows in f, columns in f) for f in factors]
     return (rows, columns) if sorted(own) == [(False, True), (True, False)] else None
+
+
+def _wrong_factors(sig: Signature, nest: LoopNest, u: UOp, sides: tuple[UOp, UOp]) -> str | None:
+    """Why a group cannot share what it multiplies."""
+    at, grid = f"warp_matrix({u.src[1].arg.id})", frozenset(nest.loops[: nest.parallel])
+    written = {s.src[0].src[0].arg for s in sig.stores}
+    for factor in u.src[0].src:
+        nodes = factor.toposort()
+        if any(v.op is Ops.REDUCE for v in nodes) or not ranges_of(factor) - {u.src[1]} <= grid:
+            return f"{at}: a factor reads another sum, or changes with a loop that is not in the grid"
+        if any(v.op is Ops.LOAD and v.src[0].src[0].arg in written for v in nodes):
+            return f"{at}: the kernel writes what it multiplies"
+    if nest.shared or nest.online or nest.skipped or nest.kept or nest.dots:
+        return f"{at}: nothing else is shared, kept, skipped or grouped"
+    return None
+
+
+def fragment_bytes(nest: LoopNest, factor: UOp, loop: UOp) -> int:
+    """Shared memory of a factor, of which a group's part is along the loop."""
+    return nest.tile_of(loop) * nest.part_of(loop) * FRAGMENT_TERMS * factor.dtype.itemsize
+
+
+def fragments_bytes(sig: Signature, nest: LoopNest) -> int:
+    """Shared memory of both factors; 0 without such a product."""
+    if nest.warp_matrix is None:
+        return 0
+    factors = sig.reduces[0].src[0].src
+    return sum(fragment_bytes(nest, f, r) for f in factors for r in nest.bound if r in ranges_of(f))
 
 
 def is_ragged(nest: LoopNest, r: UOp) -> bool:
