@@ -30,7 +30,7 @@ MACHINE = Machine(16, 32, cores=4, group_items=1024, shared_bytes=48 << 10, warp
 # rows, columns, terms: whole tiles; one less and one more than tiles, vectors and blocks of the reduction; tiny
 SIZES = [
     (64, 64, 64), (128, 128, 96), (256, 64, 32), (63, 65, 64), (65, 63, 33), (7, 9, 40), (33, 10, 31), (2, 130, 66),
-    (130, 2, 72), (40, 24, 1000), (31, 32, 8),
+    (130, 2, 72), (255, 2, 16), (16, 16, 48), (40, 24, 1000), (31, 32, 8),
 ]  # fmt: skip
 LAYOUTS = ("NN", "NT", "TN", "TT")
 

@@ -18,7 +18,7 @@ from manygrad.runtime.codegen.emit.emission import INDEX, Emission
 from manygrad.runtime.codegen.emit.indices import instruction
 from manygrad.runtime.codegen.emit.values import remember, value
 from manygrad.runtime.codegen.loops.local import FragmentStage
-from manygrad.runtime.codegen.loops.tree import FetchPart, ReduceLoop, SharePart
+from manygrad.runtime.codegen.loops.tree import Fetch, FetchPart, ReduceLoop, SharePart, every
 from manygrad.runtime.codegen.lowered import Inst, Low
 from manygrad.runtime.codegen.target import FRAGMENT_CHUNK, FRAGMENT_TERMS, WARP_BESIDE
 from manygrad.tensor.dtype import dtypes
@@ -32,22 +32,30 @@ HALF = FRAGMENT_CHUNK // 2  # iterations of an instruction that a thread has
 # *** the stage ***
 
 
+def declare(e: Emission, n: Fetch) -> None:
+    """The variables of what is fetched, where all that reads them sees them: not in a branch of some threads."""
+    stage, zero = n.stage, e.const(0, n.stage.value.dtype)
+    if stage.along is not None:  # (as words, which stay in registers)
+        zero = e.const(0, dtypes.int32, FRAGMENT_CHUNK * stage.value.dtype.itemsize // 4)
+    for part in (x for x in every(n.body) if isinstance(x, FetchPart)):
+        if (key := (stage.value, part.number)) not in e.fetched:
+            count = 2 if stage.along is stage.side.source else 1
+            variables = [e.emit(Low.ACC, zero.dtype, (zero,), None, zero.lanes, here=True) for _ in range(count)]
+            e.fetched[key] = variables
+
+
 def fetch_part(e: Emission, n: FetchPart) -> None:
     """The open tiles: a chunk of a row, pairs of iterations of several rows, or one element."""
     stage = n.stage
     found = [_read(e, stage, i) for i in range(2 if stage.along is stage.side.source else 1)]
-    if stage.along is not None:  # (as words, which stay in registers)
+    if stage.along is not None:
         found = [e.splat(x, FRAGMENT_CHUNK) for x in found]
         words = FRAGMENT_CHUNK * found[0].dtype.itemsize // 4
         found = [e.emit(Ops.BITCAST, dtypes.int32, (x,), None, words) for x in found]
     if n.inside.number is None:
         inside = instruction(e, n.inside)
         found = [e.alu(Ops.WHERE, x.dtype, inside, x, e.const(0, x.dtype)) for x in found]
-    key = stage.value, n.number
-    if key not in e.fetched:
-        e.fetched[key] = [e.emit(Low.ACC, x.dtype, (x,), None, x.lanes, here=True) for x in found]
-        return
-    for variable, x in zip(e.fetched[key], found):
+    for variable, x in zip(e.fetched[stage.value, n.number], found):
         e.emit(Low.SET, dtypes.void, (variable, x), here=True)
 
 

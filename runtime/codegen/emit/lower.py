@@ -20,7 +20,7 @@ from typing import Any
 
 from manygrad.runtime.codegen.analysis.affine import Position
 from manygrad.runtime.codegen.emit.emission import INDEX, Emission
-from manygrad.runtime.codegen.emit.fragments import fetch_part, share_part
+from manygrad.runtime.codegen.emit.fragments import declare, fetch_part, share_part
 from manygrad.runtime.codegen.emit.indices import instruction
 from manygrad.runtime.codegen.emit.local import held, keep
 from manygrad.runtime.codegen.emit.memory import load
@@ -119,6 +119,11 @@ def _scope(e: Emission, n: Scope) -> None:
     e.close()
 
 
+def _fetch(e: Emission, n: Fetch) -> None:
+    declare(e, n)
+    walk(e, n.body)
+
+
 def _if(e: Emission, n: If) -> None:
     condition = instruction(e, n.condition)
     if n.otherwise:
@@ -213,7 +218,7 @@ WALK: dict[type[Node], Callable[[Emission, Any], None]] = {
     Pack: pack,
     Share: _share,
     CopyElement: lambda e, n: copy(e, n.stage),
-    Fetch: lambda e, n: walk(e, n.body),
+    Fetch: _fetch,
     FetchPart: fetch_part,
     SharePart: share_part,
     Barrier: _barrier,
