@@ -1,6 +1,6 @@
 """CUDA on a GPU, against torch's CUDA in the same run where torch has it.
 
-    python benchmarks/gpu.py [--parts kernels,products,steps] [--size 1] [--limit 60] [--json FILE]
+    python benchmarks/gpu.py [--parts kernels,products,steps,transformer] [--size 1] [--limit 60] [--json FILE]
 
 Each part is a process of its own with a time limit, so that a kernel that hangs or faults costs its part alone. Kernels
 in GB/s, products in TFLOP/s, training steps in ms; replayed, on data that lies on the device, medians over `--repeats`
@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from manygrad import Tensor, TinyJit, nn
+from manygrad import Tensor, TinyJit, autocast, nn
 from manygrad.nn import functional as F
 from manygrad.nn.optim import AdamW
 from manygrad.runtime.devices import get_device
@@ -106,12 +106,19 @@ def kernels(size: int, repeats: int) -> list[dict[str, Any]]:
 
 def products(size: int, repeats: int) -> list[dict[str, Any]]:
     found = []
+    sizes = (((64, 64, 64), (65, 63, 40)), ((1024,) * 3, (4096,) * 3, (8192, 3072, 768), (1000, 1336, 520)))[size]
+    layouts: dict[str, Callable[..., Any]] = {  # T: that factor lies transposed
+        "NN": lambda a, b: a @ b,
+        "NT": lambda a, b: a @ b.T,
+        "TN": lambda a, b: a.T @ b,
+    }
     for dtype in ("float32", "bfloat16"):
-        for m, n, k in (((64, 64, 64),), ((1024,) * 3, (4096,) * 3, (8192, 3072, 768)))[size]:
-            arrays = [data(m, k), data(k, n)]
-            other = theirs(lambda a, b: a @ b, arrays, repeats, dtype)
-            mine = ours(lambda a, b: a @ b, arrays, repeats, dtype)
-            found.append(row(f"{dtype} {m}x{n}x{k}", "TFLOP/s", 2e-12 * m * n * k, mine, other))
+        for m, n, k in sizes:
+            for layout, f in layouts.items() if dtype == "bfloat16" else (("NN", layouts["NN"]),):
+                shapes = ((k, m) if layout == "TN" else (m, k), (n, k) if layout == "NT" else (k, n))
+                arrays = [data(*s) for s in shapes]
+                mine, other = ours(f, arrays, repeats, dtype), theirs(f, arrays, repeats, dtype)
+                found.append(row(f"{dtype} {m}x{n}x{k} {layout}", "TFLOP/s", 2e-12 * m * n * k, mine, other))
     return found
 
 
@@ -158,7 +165,51 @@ def steps(size: int, repeats: int) -> list[dict[str, Any]]:
     return [row(f"MLP 784-{wide}-{wide}-10, {rows} samples", "ms", 0, mine(), other())]
 
 
-PARTS = {"kernels": kernels, "products": products, "steps": steps}
+def transformer(size: int, repeats: int) -> list[dict[str, Any]]:
+    """A captured training step of transformer layers, as wide as GPT-2's, under autocast in bfloat16."""
+    layers, wide, heads, batch, length = ((1, 32, 2, 2, 16), (4, 768, 12, 8, 1024))[size]
+    x = data(batch, length, wide)
+
+    def built(own: Any) -> Any:
+        options = {"activation": "gelu", "batch_first": True, "norm_first": True, "dropout": 0.0}
+        return own.Sequential(*(own.TransformerEncoderLayer(wide, heads, 4 * wide, **options) for _ in range(layers)))
+
+    def mine() -> float:
+        model, a = built(nn).to("CUDA"), Tensor(x, device="CUDA").realize()
+        optimizer = AdamW(model.parameters(), lr=1e-4)
+
+        @TinyJit
+        def step() -> Tensor:
+            optimizer.zero_grad()
+            with autocast():
+                loss = model(a).float().square().mean()
+            loss.backward()
+            optimizer.step()
+            return loss.realize()
+
+        with Tensor.train():
+            return seconds(step, get_device("CUDA").synchronize, repeats)
+
+    def other() -> float | None:
+        if (torch := with_torch()) is None:
+            return None
+        model, a = built(torch.nn).cuda(), torch.tensor(x, device="cuda")
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+
+        def step() -> None:
+            optimizer.zero_grad()
+            with torch.autocast("cuda", torch.bfloat16):
+                loss = model(a).float().square().mean()
+            loss.backward()
+            optimizer.step()
+
+        return seconds(step, torch.cuda.synchronize, repeats)
+
+    name = f"{layers} transformer layers of {wide}, {batch}x{length} tokens, bfloat16"
+    return [row(name, "ms", 0, mine(), other())]
+
+
+PARTS = {"kernels": kernels, "products": products, "steps": steps, "transformer": transformer}
 
 
 def run_part(part: str, args: argparse.Namespace) -> dict[str, Any]:
