@@ -6,8 +6,9 @@ from collections.abc import Iterable
 
 from manygrad.runtime.engine.linear import capture
 from manygrad.tensor.dtype import dtypes
+from manygrad.tensor.gradient import carries
 from manygrad.tensor.storage import TRAINED, unrealized
-from manygrad.tensor.stored import HISTORY, ORIGIN, WRITTEN
+from manygrad.tensor.stored import HISTORY, ORIGIN, SOURCES, WRITTEN, Sources
 from manygrad.tensor.tensor import Tensor
 from manygrad.tensor.uop import Ops, UOp, standing_on, toposort
 from manygrad.tensor.uop.rewrite import substitute
@@ -69,11 +70,14 @@ def remember(computed: dict[UOp, UOp], becomes: dict[UOp, UOp], overwritten: set
     for u, buffer in becomes.items():
         if u.op is Ops.AFTER:
             HISTORY.pop(buffer)
+            SOURCES.pop(buffer)
             ORIGIN.pop(buffer)
             WRITTEN[buffer] = clock
     trained = _trained(computed)
     leaves = {t.uop for t in TRAINED}
-    values = [u for u in computed if u in trained and u not in leaves and u.dtype.is_float]
+    floats = [u for u in computed if u not in leaves and u.dtype.is_float]
+    values = [u for u in floats if u in trained]
+    _note_sources([u for u in floats if u not in trained], becomes)
     if not values:
         return
     for device in dict.fromkeys(becomes[u].device for u in values):
@@ -84,6 +88,20 @@ def remember(computed: dict[UOp, UOp], becomes: dict[UOp, UOp], overwritten: set
         for u in mine:
             src = tuple(next(now) for _ in u.src)
             HISTORY[becomes[u]] = (None if any(s in stale for s in u.src) else u.replace(src=src), clock)
+
+
+def _note_sources(values: list[UOp], becomes: dict[UOp, UOp]) -> None:
+    """What `gradient()` of a tensor without requires_grad cannot see, and says so: which live values these were made
+    of."""
+    lazy = {t.uop for t in unrealized()} if values else set()
+    for u in values:
+        found = []
+        for s in toposort((u,), carries):
+            known = becomes.get(s, s) if s is not u else u
+            if known is not u and (known.op is Ops.BUFFER or s in lazy) and carries(s):
+                found.append(SOURCES.setdefault(known, Sources(known)))
+        if found:
+            SOURCES[becomes[u]] = Sources(becomes[u], found)
 
 
 def kept_on_the_way(effects: list[UOp], overwritten: set[UOp]) -> list[UOp]:
