@@ -470,6 +470,13 @@ def test_legal(ast: UOp, opts: list[Opt], reason: str | None) -> None:
             prepare(ast, host_target().machine, tuple(opts), simplify=False)
 
 
+def test_flags_of_a_kind_are_those_that_are_asked_for() -> None:
+    """One that was renamed would be set for nobody."""
+    for kind in KINDS:
+        flags = [name for name, value in vars(kind).items() if isinstance(value, bool)]
+        assert [name for name in flags if name not in Opt.__annotations__] == [], kind
+
+
 def test_kinds_by_name() -> None:
     assert named("tile", 0, 6) == Tile(0, 6) and named("parallel", 2) == Parallel(2)
     with pytest.raises(ValueError, match="unknown kind of Opt: swizzle; the kinds are reorder, vectorize"):
