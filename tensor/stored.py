@@ -13,9 +13,18 @@ class Sources:
     """The values that one was computed from, which are not kept for that: where one of them is gone, so are its own."""
 
     def __init__(self, value: UOp, below: Iterable[Sources] = ()) -> None:
-        self.value, self.below = weakref.ref(value), set(below)
-        for s in self.below:
+        self._value, self.below = weakref.ref(value), set[Sources]()
+        self.add(below)
+
+    def add(self, below: Iterable[Sources]) -> None:
+        self.below |= set(below)
+        for s in {*self.below}.union(*(x.below for x in self.below)):
             s.drop_dead()
+
+    def value(self) -> UOp | None:
+        """The node, as long as it stands for that value: one that a replay stores in has another each time."""
+        u = self._value()
+        return u if u is not None and SOURCES.get(u) is self else None
 
     def drop_dead(self) -> None:
         """What no tensor can be any more makes way for its own sources, so that a long computation stays short."""

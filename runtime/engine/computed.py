@@ -101,7 +101,7 @@ def _note_sources(values: list[UOp], becomes: dict[UOp, UOp]) -> None:
             if known is not u and (known.op is Ops.BUFFER or s in lazy) and carries(s):
                 found.append(SOURCES.setdefault(known, Sources(known)))
         if found:
-            SOURCES[becomes[u]] = Sources(becomes[u], found)
+            SOURCES.setdefault(becomes[u], Sources(becomes[u])).add(found)
 
 
 def kept_on_the_way(effects: list[UOp], overwritten: set[UOp]) -> list[UOp]:
