@@ -52,6 +52,7 @@ class TensorSet:
 
     def __init__(self) -> None:
         self._refs: dict[int, Callable[[], Tensor | None]] = {}
+        self._last = 0  # the key that was inserted last
 
     @property
     def keys(self) -> dict[int, Callable[[], Tensor | None]]:
@@ -61,31 +62,31 @@ class TensorSet:
     def add(self, t: Tensor) -> None:
         key, refs = id(t), self._refs
         refs[key] = weakref.ref(t, lambda _: refs.pop(key, None))
+        self._last = key
 
     def renew(self, t: Tensor) -> None:
         """As if inserted now, if it is there."""
         if (ref := self._refs.pop(id(t), None)) is not None:
             self._refs[id(t)] = ref
+            self._last = id(t)
 
     def discard(self, t: Tensor) -> None:
         self._refs.pop(id(t), None)
 
     def newer(self, mark: object) -> list[Tensor]:
         """Tensors inserted since the last call with this object, which is held by whoever asks; all at the first."""
-        while True:
-            try:
-                if next(reversed(self._refs), None) == id(mark):
-                    return []
-                refs = [r for _, r in takewhile(lambda entry: entry[0] != id(mark), reversed(self._refs.items()))]
-                break
-            except RuntimeError:  # another thread made a tensor meanwhile
-                continue
-        self._refs.pop(id(mark), None)
-        self._refs[id(mark)] = _nobody
+        own = id(mark)
+        if self._last == own:
+            return []
+        keys = list(self._refs)  # (at once: others go, and come, where an iterator of a dict does not look)
+        refs = [self._refs.get(k, _nobody) for k in takewhile(lambda k: k != own, reversed(keys))]
+        self._refs.pop(own, None)
+        self._refs[own], self._last = _nobody, own
         return [t for r in refs if (t := r()) is not None]
 
     def forget(self, mark: object) -> None:
         self._refs.pop(id(mark), None)
+        self._last = 0
 
     def __iter__(self) -> Iterator[Tensor]:
         return iter([t for r in list(self._refs.values()) if (t := r()) is not None])
@@ -143,8 +144,9 @@ def identity(t: Tensor) -> Storage:
     """Storage that `t` has in common with its views; two threads that make one each have the same.
     (Not under `LOCK`: building a graph waits for none.)"""
     if t._storage is None:
+        made = Storage()  # (under the lock nothing is made: a garbage collection might ask for it)
         with _naming:
-            t._storage = t._storage or Storage()
+            t._storage = t._storage or made
     return t._storage
 
 

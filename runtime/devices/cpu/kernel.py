@@ -74,10 +74,7 @@ def run_on_team(job: TeamJob, handles: Sequence[Memory], vars: tuple[int, ...], 
 
 class CPUKernel:
     """A loaded kernel: `address` of its function, and how its parallel loop is cut. Its code, `linked`, stays
-    loaded as long as it lives: who has the address keeps the kernel.
-
-    Large: words that native code reads.
-    """
+    loaded as long as it lives: who has the address keeps the kernel."""
 
     def __init__(self, prepared: Prepared, ast: UOp, linked: Linked, checked: bool = False) -> None:
         self.name, self.opts = prepared.name, prepared.opts

@@ -95,7 +95,7 @@ class Gpu:
 
 
 _current = threading.local()
-_opening = threading.Lock()
+_opening = threading.RLock()
 
 
 def gpu_count() -> int:

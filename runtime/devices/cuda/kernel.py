@@ -85,7 +85,7 @@ class Functions:
         self.scratch_bytes = int.from_bytes(compiled[:HEADER_BYTES], "little")
         self._code = compiled[HEADER_BYTES:]
         self._loaded: dict[int, tuple[Any, Any]] = {}  # number of a GPU -> (module, function)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def on(self, gpu: Gpu) -> Any:
         with self._lock:

@@ -185,7 +185,7 @@ class OpenCLKernel:
             )
         self.program, self.scratch_bytes = program_of(compiled)
         self._kernel = self.fresh()
-        self._lock = threading.Lock()  # a cl_kernel holds its arguments: one thread sets them and starts it at a time
+        self._lock = threading.Lock()  # a cl_kernel holds its arguments: one call sets them and starts it at a time
 
     @property
     def source(self) -> str:
@@ -236,9 +236,13 @@ class OpenCLKernel:
         if wait:
             queue.finish()
         began = time.perf_counter()
-        with self._lock:
-            launch = self.launch(handles, vars, self._kernel)
+        is_mine = self._lock.acquire(blocking=False)  # (who has it may be this thread, below a destructor)
+        try:
+            launch = self.launch(handles, vars, self._kernel if is_mine else self.fresh())
             launch.start()
+        finally:
+            if is_mine:
+                self._lock.release()
         launch.check()
         if not wait:
             queue.flush()
