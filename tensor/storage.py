@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import os
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -39,6 +40,7 @@ from manygrad.tensor.uop.views import OTHER_WIDTH, STEPS, below, memory, rebased
 if TYPE_CHECKING:
     from manygrad.tensor.tensor import Tensor
 
+RECENT = 32  # keys that who asks for newer tensors looks at first
 MEMORY = frozenset({Ops.BUFFER, Ops.AFTER, Ops.PARAM})
 
 
@@ -52,7 +54,7 @@ class TensorSet:
 
     def __init__(self) -> None:
         self._refs: dict[int, Callable[[], Tensor | None]] = {}
-        self._last = 0  # the key that was inserted last
+        self._recent: deque[int] = deque(maxlen=RECENT)  # keys that were inserted last, marks among them
 
     @property
     def keys(self) -> dict[int, Callable[[], Tensor | None]]:
@@ -62,31 +64,33 @@ class TensorSet:
     def add(self, t: Tensor) -> None:
         key, refs = id(t), self._refs
         refs[key] = weakref.ref(t, lambda _: refs.pop(key, None))
-        self._last = key
+        self._recent.append(key)
 
     def renew(self, t: Tensor) -> None:
         """As if inserted now, if it is there."""
         if (ref := self._refs.pop(id(t), None)) is not None:
             self._refs[id(t)] = ref
-            self._last = id(t)
+            self._recent.append(id(t))
 
     def discard(self, t: Tensor) -> None:
         self._refs.pop(id(t), None)
 
     def newer(self, mark: object) -> list[Tensor]:
         """Tensors inserted since the last call with this object, which is held by whoever asks; all at the first."""
-        own = id(mark)
-        if self._last == own:
+        own, keys = id(mark), list(self._recent)
+        if own not in self._refs or own not in keys:
+            keys = list(self._refs)  # (at once: a dict that changes under a reversed iterator may end the process)
+        elif keys[-1] == own:
             return []
-        keys = list(self._refs)  # (at once: others go, and come, where an iterator of a dict does not look)
-        refs = [self._refs.get(k, _nobody) for k in takewhile(lambda k: k != own, reversed(keys))]
+        new = dict.fromkeys(takewhile(lambda k: k != own, reversed(keys)))
+        refs = [self._refs.get(k, _nobody) for k in new]
         self._refs.pop(own, None)
-        self._refs[own], self._last = _nobody, own
+        self._refs[own] = _nobody
+        self._recent.append(own)
         return [t for r in refs if (t := r()) is not None]
 
     def forget(self, mark: object) -> None:
         self._refs.pop(id(mark), None)
-        self._last = 0
 
     def __iter__(self) -> Iterator[Tensor]:
         return iter([t for r in list(self._refs.values()) if (t := r()) is not None])
