@@ -12,7 +12,7 @@ from manygrad import Tensor, TinyJit
 from manygrad.collectives.transport.arena import Arena
 from manygrad.runtime.devices import Devices
 
-faulthandler.dump_traceback_later(90, exit=True)
+faulthandler.dump_traceback_later(200, exit=True)
 wrong, ends, busy = list[float](), 0, threading.local()
 arena = Arena(1 << 20)
 

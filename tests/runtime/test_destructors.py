@@ -14,5 +14,5 @@ def test_destructors_that_use_tensors_run_anywhere(threshold: int) -> None:
     """`threshold`: after so many new objects a collection runs, so that it meets other places."""
     script = Path(__file__).with_name("destructors.py")
     command = [sys.executable, "-X", "faulthandler", "-P", str(script), "400", str(threshold)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert (done.returncode, done.stdout) == (0, "wrong: []\n"), done.stdout + done.stderr
