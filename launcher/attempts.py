@@ -18,12 +18,12 @@ from typing import Any
 from manygrad.errors import EXIT_INFEASIBLE, Infeasible
 
 from . import report, traces
-from .cluster import Place
 from .control import ControlServer
 from .janitor import sweep_epoch
 from .link import Clock
 from .logs import write
 from .messages import readable
+from .places import Place
 from .restarts import Again, AttemptStory, Over, Restarts
 from .run import Run, Surroundings
 

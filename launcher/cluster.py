@@ -31,6 +31,7 @@ from manygrad.tensor.threads import ScopedThread, Threads
 from . import agent as agent_module
 from .janitor import MARK
 from .job import Job
+from .places import Place, check_fits, has, needs, share
 
 WORKER_MIB = 192  # memory that the smallest worker and its agent need
 LEAST_FILES = 256  # that a process of Ray has open, and some more
@@ -55,30 +56,6 @@ ENDING_S = 2.0  # how long supervisors that were told to end may take
 LOOK_S = 1.0  # between looks for nodes
 FREE_S = 5.0  # how long nodes that Ray says are there may take to be free
 News = queue.SimpleQueue[tuple[int, bytes | None, str]]  # rank, result, or what failed
-
-
-@dataclass
-class Place:
-    """Where a rank runs."""
-
-    host: str
-    ip: str
-    cores: int
-    local_rank: int
-    local_size: int
-
-
-def share(found: list[tuple[str, str, int]]) -> list[Place]:
-    """Places from each rank's (host name, address, cores).
-    Hosts may have the same name (two clones, `localhost`): the address tells them apart."""
-    seen = dict[tuple[str, str], int]()
-    places = list[Place]()
-    for host, ip, cores in found:
-        seen[host, ip] = seen.get((host, ip), 0) + 1
-        places.append(Place(host, ip, cores, seen[host, ip] - 1, 0))
-    for p in places:
-        p.local_size = seen[p.host, p.ip]
-    return places
 
 
 @dataclass
@@ -124,7 +101,7 @@ class Cluster:
             check_surroundings()
             ray = self._start_local()
         if not self.started_ray:
-            self._check_fits(ray)
+            check_fits(self.job, [n for n in ray.nodes() if n["Alive"]])
 
     def _start_local(self) -> Any:
         token = os.path.join(self.folder, "token")
@@ -196,29 +173,6 @@ class Cluster:
             raise UsageError(f"--address {address}: cannot attach to a Ray cluster: {_first_line(e)}") from e
         return ray
 
-    def _check_fits(self, ray: Any) -> None:
-        """Refuse what can never be placed, and say what is there."""
-        nodes = [n for n in ray.nodes() if n["Alive"]]
-        fits = sum(int(n["Resources"].get("CPU", 0)) for n in nodes)
-        if fits < self.job.nodes:
-            there = ", ".join(f"{n['NodeManagerHostname']} ({n['Resources'].get('CPU', 0):g} CPUs)" for n in nodes)
-            raise Infeasible(
-                f"{self.job.nodes} nodes were asked for, each needs one CPU; "
-                f"the Ray cluster has {len(nodes)} host{'s' * (len(nodes) != 1)} with {fits} CPUs in all: {there}. "
-                f"Ask for at most {fits} nodes, or add hosts with `ray start --address=...`"
-            )
-        wanted = self.job.nodes * self._gpus_a_node
-        if wanted > (gpus := int(sum(n["Resources"].get("GPU", 0) for n in nodes))):
-            there = ", ".join(f"{n['NodeManagerHostname']} ({n['Resources'].get('GPU', 0):g} GPUs)" for n in nodes)
-            raise Infeasible(
-                f"--device CUDA: {self.job.nodes} nodes with {self._gpus_a_node} GPUs each need {wanted}; the Ray "
-                f"cluster has {gpus}: {there}. Ask for fewer, or start hosts with `ray start --num-gpus=...`"
-            )
-
-    @property
-    def _gpus_a_node(self) -> int:
-        return self.job.devices_per_node if self.job.device == "CUDA" else 0
-
     # ---- agents
 
     def place(self, n: int = 0, wait_s: float = 30.0) -> list[Place]:
@@ -234,13 +188,11 @@ class Cluster:
             from ray.util.placement_group import placement_group
             from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-            gpus = self._gpus_a_node
-            needs = {"CPU": 1, **({"GPU": gpus} if gpus else {})}
+            wanted = needs(self.job)
+            gpus = wanted.get("GPU", 0)
             options |= {"num_gpus": gpus} if gpus else {}
-            hosts = [
-                x for x in ray.nodes() if x["Alive"] and all(x["Resources"].get(k, 0) >= v for k, v in needs.items())
-            ]
-            self._group = placement_group([needs] * n, strategy="STRICT_SPREAD" if len(hosts) >= n else "PACK")
+            hosts = [x for x in ray.nodes() if x["Alive"] and all(has(x, k) >= v for k, v in wanted.items())]
+            self._group = placement_group([wanted] * n, strategy="STRICT_SPREAD" if len(hosts) >= n else "PACK")
             if not self._group.wait(timeout_seconds=min(wait_s, self.job.start_timeout_s)):
                 free = ray.available_resources().get("CPU", 0)
                 also, hosts_of = f" and {n * gpus} GPUs" if gpus else "", "as many" if len(hosts) >= n else "its"
@@ -251,16 +203,8 @@ class Cluster:
         try:
             remote = ray.remote(**options)(agent_module.Agent)
             for r in range(n):
-                placed = (
-                    {}
-                    if self._group is None
-                    else {
-                        "scheduling_strategy": PlacementGroupSchedulingStrategy(
-                            self._group, placement_group_bundle_index=r
-                        )
-                    }
-                )
-                self._agents.append(remote.options(**placed).remote())
+                placed = PlacementGroupSchedulingStrategy(self._group, r) if self._group is not None else None
+                self._agents.append((remote.options(scheduling_strategy=placed) if placed else remote).remote())
             if self.started_ray:
                 here, cores = socket.gethostname(), len(os.sched_getaffinity(0))
                 self.places = [Place(here, "127.0.0.1", cores, r, n) for r in range(n)]
@@ -420,7 +364,7 @@ class Cluster:
         until = time.monotonic() + self.job.start_timeout_s
         while not self._stopping:
             self._give_back(ray, [])
-            there = sum(int(n["Resources"].get("CPU", 0)) for n in ray.nodes() if n["Alive"])
+            there = sum(has(n, "CPU") for n in ray.nodes() if n["Alive"])
             why = f"{there} node{'s are' if there != 1 else ' is'} left, of at least {least}"
             if there >= least:
                 try:

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 
 from manygrad.tensor.environment import CUDA_DEVICE, MANYGRAD_PLAIN_LINKS, REGISTRY
 
-from .cluster import Cluster, Place
+from .cluster import Cluster
 from .control import ControlServer
 from .controller import Controller
 from .guard import Guard
@@ -23,6 +23,7 @@ from .janitor import EPOCH_MARK, MARK
 from .job import Job
 from .logs import Console, RankLogs, Terminal
 from .messages import AgentLost, Event, Exited, Failed, Interrupt, Output, Spawned, Stacks, Tick
+from .places import Place
 from .ranks import State
 from .spec import WorkerSpec
 from .supervisor import SHARES

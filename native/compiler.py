@@ -50,7 +50,7 @@ class Compiler:
         self.target = target or processor()
         self.machine = self.target_machine()  # one for all kernels: to make it costs as much as to compile a small one
         self.jit: Any = None
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()
         self.count = self.compiled = 0  # libraries of this JIT; texts that were compiled
         self.keep: list[Linked] = []
 
@@ -86,10 +86,11 @@ class Compiler:
                 self.jit = llvm.create_lljit_compiler(self.target_machine(), use_jit_link=True, suppress_errors=False)
                 self.count = 0
             self.count += 1
+            jit, library_name = self.jit, f"manygrad{self.count}"
             library = llvm.JITLibraryBuilder().add_object_img(code).add_current_process()
             for name in names:
                 library.export_symbol(name)
-            return Linked(library.link(self.jit, f"manygrad{self.count}"))
+            return Linked(library.link(jit, library_name))
 
     def functions(self, ir: str, names: Sequence[str]) -> dict[str, int]:
         """The addresses of the functions `names` of IR text, compiled and loaded for good."""

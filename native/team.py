@@ -96,7 +96,7 @@ class Team:
         self.graph_address = addresses["team_graph"]
         self.native = futex.available()
         self.wanted, self.nbytes = wanted, scratch_bytes + CHAIN_BYTES
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()
         self.local = _Scratch(self.nbytes)
         self.memories: list[np.ndarray] = []
         self.started = 0
@@ -116,7 +116,7 @@ class Team:
     reset: Any
 
     def after_fork(self) -> None:
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()
         self.reset()
         self.started, self.threads = 0, 1
 

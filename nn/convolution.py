@@ -41,17 +41,9 @@ class _Convolution(Module):
             )
         if padding_mode not in MODES:
             raise ValueError(f"{name}: padding_mode is one of {list(MODES)}, not {padding_mode!r}")
-        self.in_channels, self.out_channels, self.groups, self.padding_mode = (
-            in_channels,
-            out_channels,
-            groups,
-            padding_mode,
-        )
-        self.kernel_size, self.stride, self.dilation = (
-            tuple_of(kernel_size, n),
-            tuple_of(stride, n),
-            tuple_of(dilation, n),
-        )
+        self.in_channels, self.out_channels = in_channels, out_channels
+        self.groups, self.padding_mode = groups, padding_mode
+        self.kernel_size, self.stride, self.dilation = (tuple_of(x, n) for x in (kernel_size, stride, dilation))
         self.output_padding = tuple_of(output_padding, n)
         if isinstance(padding, str):
             if padding not in ("same", "valid"):
@@ -79,20 +71,8 @@ class _Conv(_Convolution):
     def __init__(self, in_channels: int, out_channels: int, kernel_size: Size, stride: Size = 1,
                  padding: Size | str = 0, dilation: Size = 1, groups: int = 1, bias: bool = True,
                  padding_mode: str = "zeros", device: Any = None, dtype: Any = None):  # fmt: skip
-        self._build(
-            in_channels,
-            out_channels,
-            kernel_size,
-            stride,
-            padding,
-            dilation,
-            0,
-            groups,
-            bias,
-            padding_mode,
-            device,
-            dtype,
-        )
+        self._build(in_channels, out_channels, kernel_size, stride, padding, dilation, 0, groups, bias,
+                    padding_mode, device, dtype)  # fmt: skip
 
     def forward(self, input: Tensor) -> Tensor:
         pairs = self._pairs()
@@ -138,20 +118,8 @@ class _ConvTranspose(_Convolution):
                  padding_mode: str = "zeros", device: Any = None, dtype: Any = None):  # fmt: skip
         if padding_mode != "zeros":
             raise ValueError(f'{type(self).__name__}: padding_mode "zeros" only, not {padding_mode!r}')
-        self._build(
-            in_channels,
-            out_channels,
-            kernel_size,
-            stride,
-            padding,
-            dilation,
-            output_padding,
-            groups,
-            bias,
-            padding_mode,
-            device,
-            dtype,
-        )
+        self._build(in_channels, out_channels, kernel_size, stride, padding, dilation, output_padding, groups, bias,
+                    padding_mode, device, dtype)  # fmt: skip
 
     def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
         extra = self.output_padding if output_size is None else self._extra(input, output_size)

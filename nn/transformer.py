@@ -35,21 +35,20 @@ def _copies(layer: Module, n: int) -> ModuleList:
 class _TransformerLayer(Module):
     """The parts that encoder and decoder layers share."""
 
-    def _build(self, d_model: int, nhead: int, dim_feedforward: int, dropout: float, activation: Activation, eps: float,
-               batch_first: bool, norm_first: bool, bias: bool, attentions: tuple[str, ...], device: Any,
-               dtype: Any) -> None:  # fmt: skip
-        for name in attentions:
-            setattr(
-                self,
-                name,
-                MultiheadAttention(d_model, nhead, dropout, bias, batch_first=batch_first, device=device, dtype=dtype),
-            )
+    attentions: tuple[str, ...]
+
+    def __init__(self, d_model: int, nhead: int, dim_feedforward: int = 2048, dropout: float = 0.1,
+                 activation: Activation = "relu", layer_norm_eps: float = 1e-5, batch_first: bool = False,
+                 norm_first: bool = False, bias: bool = True, device: Any = None, dtype: Any = None):  # fmt: skip
+        for name in self.attentions:
+            own = MultiheadAttention(d_model, nhead, dropout, bias, batch_first=batch_first, device=device, dtype=dtype)
+            setattr(self, name, own)
         self.linear1, self.dropout = Linear(d_model, dim_feedforward, bias, device, dtype), Dropout(dropout)
         self.linear2 = Linear(dim_feedforward, d_model, bias, device, dtype)
         self.norm_first = norm_first
-        for i in range(len(attentions) + 1):
-            setattr(self, f"norm{i + 1}", LayerNorm(d_model, eps, bias=bias, device=device, dtype=dtype))
-        for i in range(len(attentions) + 1):
+        for i in range(len(self.attentions) + 1):
+            setattr(self, f"norm{i + 1}", LayerNorm(d_model, layer_norm_eps, bias=bias, device=device, dtype=dtype))
+        for i in range(len(self.attentions) + 1):
             setattr(self, f"dropout{i + 1}", Dropout(dropout))
         self.activation = _activation(activation)
 
@@ -66,24 +65,7 @@ class TransformerEncoderLayer(_TransformerLayer):
     """Self-attention, then two linear layers, each with a residual and a layer norm."""
 
     self_attn: MultiheadAttention
-
-    def __init__(self, d_model: int, nhead: int, dim_feedforward: int = 2048, dropout: float = 0.1,
-                 activation: Activation = "relu", layer_norm_eps: float = 1e-5, batch_first: bool = False,
-                 norm_first: bool = False, bias: bool = True, device: Any = None, dtype: Any = None):  # fmt: skip
-        self._build(
-            d_model,
-            nhead,
-            dim_feedforward,
-            dropout,
-            activation,
-            layer_norm_eps,
-            batch_first,
-            norm_first,
-            bias,
-            ("self_attn",),
-            device,
-            dtype,
-        )
+    attentions = ("self_attn",)
 
     def forward(
         self,
@@ -101,24 +83,7 @@ class TransformerDecoderLayer(_TransformerLayer):
 
     self_attn: MultiheadAttention
     multihead_attn: MultiheadAttention
-
-    def __init__(self, d_model: int, nhead: int, dim_feedforward: int = 2048, dropout: float = 0.1,
-                 activation: Activation = "relu", layer_norm_eps: float = 1e-5, batch_first: bool = False,
-                 norm_first: bool = False, bias: bool = True, device: Any = None, dtype: Any = None):  # fmt: skip
-        self._build(
-            d_model,
-            nhead,
-            dim_feedforward,
-            dropout,
-            activation,
-            layer_norm_eps,
-            batch_first,
-            norm_first,
-            bias,
-            ("self_attn", "multihead_attn"),
-            device,
-            dtype,
-        )
+    attentions = ("self_attn", "multihead_attn")
 
     def forward(self, tgt: Tensor, memory: Tensor, tgt_mask: Tensor | None = None, memory_mask: Tensor | None = None,
                 tgt_key_padding_mask: Tensor | None = None, memory_key_padding_mask: Tensor | None = None,
@@ -176,19 +141,8 @@ class Transformer(Module):
                  layer_norm_eps: float = 1e-5, batch_first: bool = False, norm_first: bool = False, bias: bool = True,
                  device: Any = None, dtype: Any = None):  # fmt: skip
         self.d_model, self.nhead, self.batch_first = d_model, nhead, batch_first
-        args = (
-            d_model,
-            nhead,
-            dim_feedforward,
-            dropout,
-            activation,
-            layer_norm_eps,
-            batch_first,
-            norm_first,
-            bias,
-            device,
-            dtype,
-        )
+        args: tuple[Any, ...] = (d_model, nhead, dim_feedforward, dropout, activation, layer_norm_eps, batch_first)
+        args += (norm_first, bias, device, dtype)
         norm = lambda: LayerNorm(d_model, layer_norm_eps, bias=bias, device=device, dtype=dtype)  # noqa: E731
         self.encoder = custom_encoder or TransformerEncoder(TransformerEncoderLayer(*args), num_encoder_layers, norm())
         self.decoder = custom_decoder or TransformerDecoder(TransformerDecoderLayer(*args), num_decoder_layers, norm())

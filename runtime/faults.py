@@ -93,7 +93,7 @@ class Faults:
         self.places: dict[UOp, Site] = {}  # by the node
         # stored values computed since the last read, each with the places that it stands on
         self.unread: WeakKeyDictionary[UOp, frozenset[Site]] = WeakKeyDictionary()
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()
 
     def word_of(self, what: str, low: int, size: int, line: str, device: str | tuple[str, ...]) -> UOp:
         """The BUFFER, one word a device, that a CHECK at a place of the program writes."""

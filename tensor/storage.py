@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import os
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -39,6 +40,7 @@ from manygrad.tensor.uop.views import OTHER_WIDTH, STEPS, below, memory, rebased
 if TYPE_CHECKING:
     from manygrad.tensor.tensor import Tensor
 
+RECENT = 32  # keys that who asks for newer tensors looks at first
 MEMORY = frozenset({Ops.BUFFER, Ops.AFTER, Ops.PARAM})
 
 
@@ -52,6 +54,7 @@ class TensorSet:
 
     def __init__(self) -> None:
         self._refs: dict[int, Callable[[], Tensor | None]] = {}
+        self._recent: deque[int] = deque(maxlen=RECENT)  # keys that were inserted last, marks among them
 
     @property
     def keys(self) -> dict[int, Callable[[], Tensor | None]]:
@@ -61,27 +64,29 @@ class TensorSet:
     def add(self, t: Tensor) -> None:
         key, refs = id(t), self._refs
         refs[key] = weakref.ref(t, lambda _: refs.pop(key, None))
+        self._recent.append(key)
 
     def renew(self, t: Tensor) -> None:
         """As if inserted now, if it is there."""
         if (ref := self._refs.pop(id(t), None)) is not None:
             self._refs[id(t)] = ref
+            self._recent.append(id(t))
 
     def discard(self, t: Tensor) -> None:
         self._refs.pop(id(t), None)
 
     def newer(self, mark: object) -> list[Tensor]:
         """Tensors inserted since the last call with this object, which is held by whoever asks; all at the first."""
-        while True:
-            try:
-                if next(reversed(self._refs), None) == id(mark):
-                    return []
-                refs = [r for _, r in takewhile(lambda entry: entry[0] != id(mark), reversed(self._refs.items()))]
-                break
-            except RuntimeError:  # another thread made a tensor meanwhile
-                continue
-        self._refs.pop(id(mark), None)
-        self._refs[id(mark)] = _nobody
+        own, keys = id(mark), list(self._recent)
+        if own not in self._refs or own not in keys:
+            keys = list(self._refs)  # (at once: a dict that changes under a reversed iterator may end the process)
+        elif keys[-1] == own:
+            return []
+        new = dict.fromkeys(takewhile(lambda k: k != own, reversed(keys)))
+        refs = [self._refs.get(k, _nobody) for k in new]
+        self._refs.pop(own, None)
+        self._refs[own] = _nobody
+        self._recent.append(own)
         return [t for r in refs if (t := r()) is not None]
 
     def forget(self, mark: object) -> None:
@@ -143,8 +148,9 @@ def identity(t: Tensor) -> Storage:
     """Storage that `t` has in common with its views; two threads that make one each have the same.
     (Not under `LOCK`: building a graph waits for none.)"""
     if t._storage is None:
+        made = Storage()  # (under the lock nothing is made: a garbage collection might ask for it)
         with _naming:
-            t._storage = t._storage or Storage()
+            t._storage = t._storage or made
     return t._storage
 
 

@@ -2,13 +2,51 @@
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Iterable
+
 from manygrad.tensor.uop import UOp
 from manygrad.tensor.uop.table import Table
+
+
+class Sources:
+    """The values that one was computed from, which are not kept for that: where one of them is gone, so are its own."""
+
+    def __init__(self, value: UOp, below: Iterable[Sources] = ()) -> None:
+        self._value, self.below = weakref.ref(value), set[Sources]()
+        self.add(below)
+
+    def add(self, below: Iterable[Sources]) -> None:
+        self.below |= set(below)
+        for s in {*self.below}.union(*(x.below for x in self.below)):
+            s.drop_dead()
+
+    def value(self) -> UOp | None:
+        """The node, as long as it stands for that value: one that a replay stores in has another each time."""
+        u = self._value()
+        return u if u is not None and SOURCES.get(u) is self else None
+
+    def drop_dead(self) -> None:
+        """What no tensor can be any more makes way for its own sources, so that a long computation stays short."""
+        while dead := {s for s in self.below if s.value() is None}:
+            self.below = self.below - dead | {x for s in dead for x in s.below}
+
+    def __contains__(self, u: UOp) -> bool:
+        todo, seen = [*self.below], set(self.below)
+        while todo:
+            s = todo.pop()
+            if s.value() is u:
+                return True
+            todo += s.below - seen
+            seen |= s.below
+        return False
+
 
 # The graph a stored value was computed by, over what was stored then, and when (the engine's clock): backward() follows
 # it. No graph: what it was computed from has been overwritten since.
 HISTORY: Table[tuple[UOp | None, int]] = Table("history")
 WRITTEN: Table[int] = Table("written")  # when an assignment last wrote here
+SOURCES: Table[Sources] = Table("sources")  # what a gradient does not see, as there is no history
 ORIGIN: Table[UOp] = Table("origin")  # the value that memory is to hold which nothing is stored in yet
 LOST: Table[str] = Table("lost")  # why there is no value: what whoever reads it is told
 

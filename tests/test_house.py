@@ -138,6 +138,23 @@ def test_threads_belong_to_scopes() -> None:
     assert [f for f in found if not f.startswith("tensor/threads.py:")] == [] and len(found) == 1
 
 
+# locks that a thread cannot take twice, by file, and why a destructor does not find one that its own thread has taken
+PLAIN_LOCKS = {
+    "collectives/transport/arena.py": "nothing is collected while it is held",
+    "collectives/transport/endpoint.py": "only the control channel aborts, and only the owner closes",
+    "runtime/devices/opencl/kernel.py": "who finds it taken goes on without",
+    "tensor/storage.py": "nothing is made while it is held",
+    "tensor/threads.py": "destructors start and end no threads",
+    "tensor/uop/table.py": "nothing is made while it is held",
+}
+
+
+def test_locks_can_be_taken_twice_or_say_why() -> None:
+    """A garbage collection while one is held runs destructors, which may use tensors, in the same thread."""
+    found = {path for path, node in of_kind(ast.Call) if ast.unparse(node).removeprefix("threading.") == "Lock()"}
+    assert found == PLAIN_LOCKS.keys()
+
+
 def imports() -> dict[str, set[str]]:
     """For each module those that it imports when it is loaded, or for its annotations (TYPE_CHECKING)."""
     names = {("manygrad/" + p).removesuffix(".py").removesuffix("/__init__").replace("/", "."): p for p in modules()}

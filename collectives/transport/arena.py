@@ -10,6 +10,7 @@ It is unmapped with the last reference: all that lies in it refers to it, and ma
 from __future__ import annotations
 
 import ctypes
+import gc
 import mmap
 import os
 import resource
@@ -127,6 +128,31 @@ class FreeList:
         self._add(start, length)
 
 
+class Uncollected:
+    """A lock while which no garbage is collected: that may free blocks, or take some, in the middle of a change."""
+
+    def __init__(self) -> None:
+        self._lock, self._collects = Lock(), False
+        os.register_at_fork(after_in_child=self._after_fork)
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        self._collects = gc.isenabled()
+        gc.disable()
+
+    def __exit__(self, *_: object) -> None:
+        if self._collects:
+            gc.enable()
+        self._lock.release()
+
+    def _after_fork(self) -> None:
+        if self._lock.locked():
+            self.__exit__()
+
+
+UNCOLLECTED = Uncollected()  # (one for all arenas, as there is one collector)
+
+
 class Arena:
     """`mailbox_nbytes` (rounded to pages) for signalling, then `nbytes` to allocate from.
 
@@ -143,7 +169,7 @@ class Arena:
         self.mapping = Mapping(self.fd, 0, self.mailbox_nbytes + self.nbytes)
         self.mailbox = self.mapping.addr
         self.base = self.mapping.addr + self.mailbox_nbytes
-        self._free, self._lock = FreeList(self.nbytes), Lock()
+        self._free = FreeList(self.nbytes)
         self.used_nbytes = self.peak_nbytes = 0
         # after a collective has failed nothing is given out twice: who was late may still write to what it was lent
         self.has_failed = False
@@ -157,7 +183,7 @@ class Arena:
         if nbytes < 0 or align < 1 or align & (align - 1):
             raise ValueError(f"nbytes must be ≥ 0 and align a power of two, got nbytes={nbytes}, align={align}")
         rounded = max(-(-nbytes // ALIGN) * ALIGN, ALIGN)
-        with self._lock:
+        with UNCOLLECTED:
             offset = self._free.alloc(rounded, max(align, ALIGN))
             if offset is None:
                 largest = self._free.by_size[-1][0] if self._free.by_size else 0
@@ -172,7 +198,7 @@ class Arena:
 
     def free(self, offset: int) -> None:
         """Gives a block back, or, after a failure, nothing. `ValueError` if `offset` is not allocated."""
-        with self._lock:
+        with UNCOLLECTED:
             if self.has_failed:
                 return
             nbytes = self._free.used.get(offset, 0)
@@ -182,7 +208,7 @@ class Arena:
     def trim(self) -> int:
         """Returns the pages of all free blocks to the system; their total in bytes."""
         total = 0
-        with self._lock:
+        with UNCOLLECTED:
             for start, length in self._free.starts.items():
                 lo, hi = page_up(start), (start + length) // PAGE * PAGE
                 if hi > lo and _libc.fallocate(self.fd, _PUNCH_HOLE_KEEP_SIZE, self.mailbox_nbytes + lo, hi - lo) == 0:

@@ -63,7 +63,7 @@ class Devices:
     def __init__(self, arena: Arena | None = None) -> None:
         self.arena = arena
         self._opened: dict[str, Device] = {}  # by each name under which it was asked for
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def get(self, name: str) -> Device:
         """The device of that name, opened on first use. Raises ValueError for an unknown kind."""
@@ -72,8 +72,8 @@ class Devices:
             key = canonical(name)
             with self._lock:
                 found = self._opened.get(key)
-                if found is None:
-                    found = self._opened[key] = Device(key, *_kind(key.partition(":")[0]), self.arena)
+                if found is None:  # (a destructor may open it meanwhile)
+                    found = self._opened.setdefault(key, Device(key, *_kind(key.partition(":")[0]), self.arena))
                 self._opened[name] = found
         return found
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from math import prod
 
@@ -18,6 +18,7 @@ from manygrad.runtime.buffer import Buffer
 from manygrad.runtime.current import current
 from manygrad.runtime.devices import canonical as local_canonical
 from manygrad.runtime.devices import get_device
+from manygrad.runtime.engine.computed import kept_on_the_way, remember, replace_lazy, see_computed
 from manygrad.runtime.engine.functions import has_functions, run_functions
 from manygrad.runtime.engine.linear import capture, compile_linear
 from manygrad.runtime.engine.recovery import RealizeProgress, assigned, drop, lost, settle
@@ -36,8 +37,7 @@ from manygrad.tensor.environment import FAILED_STEPS
 from manygrad.tensor.function import refuse_traced
 from manygrad.tensor.lock import locked
 from manygrad.tensor.source import LINE, line_of, mark, user_line
-from manygrad.tensor.storage import LIVE, MEMORY, MOVES, PENDING, TRAINED, Storage, unrealized
-from manygrad.tensor.stored import HISTORY, ORIGIN, WRITTEN
+from manygrad.tensor.storage import LIVE, MEMORY, MOVES, PENDING, Storage
 from manygrad.tensor.tensor import Tensor
 from manygrad.tensor.uop import BufferSpec, Ops, UOp, standing_on, toposort
 from manygrad.tensor.uop.rewrite import substitute
@@ -186,34 +186,6 @@ def _noted(error: Exception, t: Tensor) -> Exception:
     return error
 
 
-def stored_on(device: str | tuple[str, ...] | None, becomes: dict[UOp, UOp]) -> dict[UOp, UOp]:
-    """What values on a device may read. A constant is one node on all devices, but is stored on one."""
-    return {u: buffer for u, buffer in becomes.items() if u.device is not None or buffer.device == device}
-
-
-def see_computed(others: list[Tensor], becomes: dict[UOp, UOp]) -> None:
-    """Tensors read what they are made of where it is stored now. One that is equal to what was computed, or a view of
-    such a one, reads a lazy copy of it: the storage may be assigned."""
-    if any(u.device is None for u in becomes):
-        devices = [t.device for t in others]
-        for d in dict.fromkeys(devices):
-            _see_computed([t for t, own in zip(others, devices) if own == d], stored_on(d, becomes))
-    else:
-        _see_computed(others, becomes)
-
-
-def _see_computed(others: list[Tensor], becomes: dict[UOp, UOp]) -> None:
-    bases = [memory(t.uop) for t in others]
-    mapped = substitute(UOp(Ops.SINK, dtypes.void, tuple(bases)), becomes)
-    for t, base, u in zip(others, bases, mapped.src):
-        if base in becomes and base.op is not Ops.AFTER:
-            u = UOp(Ops.CONTIGUOUS, base.dtype, (becomes[base],))
-        if u is not base:
-            t.uop = rebased(t.uop, base, u, leaf=base.op is not Ops.AFTER)
-            if t._storage is not None:
-                t._storage.own()  # (lets go of the graph as it was)
-
-
 class RealizeEngine:
     """Implements `tensor.engine.Engine` on the local devices. Large: what tensors ask of an engine."""
 
@@ -284,7 +256,7 @@ class RealizeEngine:
             for t in todo:
                 PENDING.discard(t)
             return
-        for u in self._kept(effects, overwritten):
+        for u in kept_on_the_way(effects, overwritten):
             becomes[u] = new_buffer(u, u.device or default_device())
             effects.append(UOp(Ops.STORE, dtypes.void, (becomes[u], u)))
         sink = UOp(Ops.SINK, dtypes.void, tuple(dict.fromkeys(effects)))
@@ -309,8 +281,9 @@ class RealizeEngine:
             if u.op is Ops.AFTER:
                 becomes[u] = assigned(u)
         current().faults.note(sink)
-        self._remember(computed, becomes, overwritten)
-        self._replace(becomes, own)
+        self.clock += 1
+        remember(computed, becomes, overwritten, self.clock)
+        replace_lazy(becomes, own)
         for t in todo:
             PENDING.discard(t)
 
@@ -415,64 +388,6 @@ class RealizeEngine:
                 # assignment comes before what reads it after
                 several = any(isinstance(t.uop.device, tuple) for t in todo.values())
                 return [t for t in LIVE if id(t) in todo] if several else list(todo.values()), written
-
-    def _trained(self, roots: Iterable[UOp]) -> set[UOp]:
-        """The nodes below `roots` through which a gradient flows to a live tensor that requires one."""
-        leaves = {t.uop for t in TRAINED}
-        return standing_on(roots, lambda u: u in leaves or u in HISTORY, Ops.DETACH) if leaves else set()
-
-    def _kept(self, effects: list[UOp], overwritten: set[UOp]) -> list[UOp]:
-        """Values stored on the way that were made from what is overwritten now, and not by training: the random numbers
-        of a dropout. backward() after item() needs them; they could not be computed again.
-        """
-        if not overwritten or not (trained := self._trained(effects)):
-            return []
-        readers = standing_on(effects, overwritten.__contains__, Ops.AFTER)
-        return [
-            u
-            for u in toposort(effects)
-            if u.op is Ops.CONTIGUOUS and u.arg is None and u in readers and u not in trained
-        ]
-
-    def _remember(self, computed: dict[UOp, UOp], becomes: dict[UOp, UOp], overwritten: set[UOp]) -> None:
-        """A computed value that depends on something trained keeps its graph (over what is stored now), so that
-        backward() works after item() or numpy(). One that was made from values overwritten by now remembers just that.
-        """
-        self.clock += 1
-        for u, buffer in becomes.items():
-            if u.op is Ops.AFTER:
-                HISTORY.pop(buffer)
-                ORIGIN.pop(buffer)
-                WRITTEN[buffer] = self.clock
-        trained = self._trained(computed)
-        leaves = {t.uop for t in TRAINED}
-        values = [u for u in computed if u in trained and u not in leaves and u.dtype.is_float]
-        if not values:
-            return
-        for device in dict.fromkeys(becomes[u].device for u in values):
-            mine = [u for u in values if becomes[u].device == device]
-            sources = UOp(Ops.SINK, dtypes.void, tuple(s for u in mine for s in u.src))
-            stale = standing_on([sources], overwritten.__contains__, lambda u: u.op is Ops.AFTER or u in becomes)
-            now = iter(substitute(sources, stored_on(device, becomes)).src)
-            for u in mine:
-                src = tuple(next(now) for _ in u.src)
-                HISTORY[becomes[u]] = (None if any(s in stale for s in u.src) else u.replace(src=src), self.clock)
-
-    def _replace(self, becomes: dict[UOp, UOp], own: dict[int, UOp]) -> None:
-        """Live tensors see what has been computed as storage."""
-        lazy = unrealized()
-        if any(r.is_paused for r in capture):  # what the step makes computes it itself, in each replay
-            lazy = [t for t in lazy if any(r.holds(t) for r in capture)]
-        if not lazy:
-            return
-        held = [(r, t) for r in capture for t in lazy if r.holds(t)]
-        others = [t for t in lazy if id(t) not in own]
-        for t in lazy:
-            if id(t) in own:
-                t.uop, t._storage = own[id(t)], None
-        see_computed(others, becomes)
-        for recording, t in held:
-            recording.outside[id(t)] = (t, t.uop)
 
     def from_numpy(self, array: np.ndarray, dtype: DType, device: str, share: bool = False) -> UOp:
         if array.size == 0:
@@ -599,7 +514,8 @@ class RealizeEngine:
             elif memory(t.uop).op not in MEMORY and memory(u).op is Ops.BUFFER:
                 becomes.setdefault(memory(t.uop), memory(u))
         becomes = {u: b for u, b in becomes.items() if u is not b}
-        self._remember(becomes, becomes, set())
+        self.clock += 1
+        remember(becomes, becomes, set(), self.clock)
         taken = {id(t) for t, _ in values}
         for t, u in values:
             t.uop, t._storage = u, None

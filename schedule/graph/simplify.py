@@ -86,14 +86,19 @@ def fold_where(u: UOp) -> UOp | None:
     return u.src[1] if u.src[1] is u.src[2] else None
 
 
+def _is_finite(c: Any) -> bool:
+    return c is not None and math.isfinite(c)
+
+
 def fold_cast(u: UOp) -> UOp | None:
-    """CAST of a constant; CAST to the type it has; bool -> x -> y as bool -> y."""
+    """CAST of a constant, or of a choice of two; CAST to the type it has; bool -> x -> y as bool -> y."""
     x = u.src[0]
     if x.dtype is u.dtype:
         return x
-    c = constant(x)
-    if c is not None and c == c and abs(c) != float("inf"):
-        return broadcast(UOp.const(u.dtype, c), u.shape)
+    if _is_finite(constant(x)):
+        return broadcast(UOp.const(u.dtype, constant(x)), u.shape)
+    if x.op is Ops.WHERE and all(_is_finite(constant(s)) for s in x.src[1:]):
+        return u.replace(op=Ops.WHERE, src=(x.src[0], *(s.cast(u.dtype) for s in x.src[1:])))
     if x.op is Ops.CAST and x.src[0].dtype.is_bool:
         return x.src[0].cast(u.dtype)
     return None

@@ -7,6 +7,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from manygrad.tensor.ops.convolution import Pair, numbers
+from manygrad.tensor.ops.dims import of_all_dims, of_dims
 from manygrad.tensor.ops.pooling import largest
 
 if TYPE_CHECKING:
@@ -33,7 +34,8 @@ def _even(x: Tensor, outs: tuple[int, ...]) -> tuple[int, ...] | None:
     return None
 
 
-def _adaptive_avg(name: str, x: Tensor, n: int, output_size: Any) -> Tensor:
+def adaptive_avg_pool_nd(n: int, input: Tensor, output_size: Any) -> Tensor:
+    x, name = input, f"adaptive_avg_pool{n}d"
     if not x.dtype.is_float:
         raise TypeError(f"{name} needs a float tensor, not {x.dtype.name}; cast with .float() first")
     outs = _sizes(name, x, n, output_size)
@@ -51,16 +53,7 @@ def _adaptive_avg(name: str, x: Tensor, n: int, output_size: Any) -> Tensor:
     return x
 
 
-def adaptive_avg_pool1d(input: Tensor, output_size: Any) -> Tensor:
-    return _adaptive_avg("adaptive_avg_pool1d", input, 1, output_size)
-
-
-def adaptive_avg_pool2d(input: Tensor, output_size: Any) -> Tensor:
-    return _adaptive_avg("adaptive_avg_pool2d", input, 2, output_size)
-
-
-def adaptive_avg_pool3d(input: Tensor, output_size: Any) -> Tensor:
-    return _adaptive_avg("adaptive_avg_pool3d", input, 3, output_size)
+adaptive_avg_pool1d, adaptive_avg_pool2d, adaptive_avg_pool3d = of_all_dims(adaptive_avg_pool_nd)
 
 
 def _largest_of_parts(
@@ -105,8 +98,9 @@ def _largest_of_parts(
     return values, flat
 
 
-def _adaptive_max(name: str, x: Tensor, n: int, output_size: Any, return_indices: bool) -> Any:
-    outs = _sizes(name, x, n, output_size)
+def _adaptive_max_pool_nd(n: int, input: Tensor, output_size: Any, return_indices: bool = False) -> Any:
+    x = input
+    outs = _sizes(f"adaptive_max_pool{n}d", x, n, output_size)
     sizes = x.shape[-n:]
     starts = [x.arange(o) * s // max(o, 1) for o, s in zip(outs, sizes)]
     ends = [-(-((x.arange(o) + 1) * s) // max(o, 1)) for o, s in zip(outs, sizes)]
@@ -117,46 +111,25 @@ def _adaptive_max(name: str, x: Tensor, n: int, output_size: Any, return_indices
     return _largest_of_parts(x, starts, [e - b for b, e in zip(starts, ends)], widths, return_indices)
 
 
-def adaptive_max_pool1d(input: Tensor, output_size: Any, return_indices: bool = False) -> Any:
-    return _adaptive_max("adaptive_max_pool1d", input, 1, output_size, return_indices)
+def _adaptive_max_pool_nd_with_indices(n: int, input: Tensor, output_size: Any, return_indices: bool = False) -> Any:
+    return _adaptive_max_pool_nd(n, input, output_size, True)
 
 
-def adaptive_max_pool2d(input: Tensor, output_size: Any, return_indices: bool = False) -> Any:
-    return _adaptive_max("adaptive_max_pool2d", input, 2, output_size, return_indices)
+adaptive_max_pool1d, adaptive_max_pool2d, adaptive_max_pool3d = of_all_dims(_adaptive_max_pool_nd)
+adaptive_max_pool1d_with_indices, adaptive_max_pool2d_with_indices, adaptive_max_pool3d_with_indices = of_all_dims(
+    _adaptive_max_pool_nd_with_indices
+)
 
 
-def adaptive_max_pool3d(input: Tensor, output_size: Any, return_indices: bool = False) -> Any:
-    return _adaptive_max("adaptive_max_pool3d", input, 3, output_size, return_indices)
-
-
-def adaptive_max_pool1d_with_indices(input: Tensor, output_size: Any, return_indices: bool = False) -> Any:
-    return adaptive_max_pool1d(input, output_size, True)
-
-
-def adaptive_max_pool2d_with_indices(input: Tensor, output_size: Any, return_indices: bool = False) -> Any:
-    return adaptive_max_pool2d(input, output_size, True)
-
-
-def adaptive_max_pool3d_with_indices(input: Tensor, output_size: Any, return_indices: bool = False) -> Any:
-    return adaptive_max_pool3d(input, output_size, True)
-
-
-def _fractional(
-    name: str,
-    x: Tensor,
-    n: int,
-    kernel: Pair,
-    output_size: Any,
-    output_ratio: Any,
-    return_indices: bool,
-    samples: Tensor | None,
-) -> Any:
-    """Windows at pseudo-random places, in order, of which the last ends at the border (Graham, 2014). `samples` (N, C,
-    n) uniform on [0, 1): as in PyTorch, of images samples[..., 0] places along W and [..., 1] along H, of volumes 0, 1,
-    2 along D, H, W."""
+def _fractional_max_pool_nd(n: int, input: Tensor, kernel_size: Pair, output_size: Any = None, output_ratio: Any = None,
+                            return_indices: bool = False, _random_samples: Tensor | None = None) -> Any:  # fmt: skip
+    """Windows at pseudo-random places, in order, of which the last ends at the border (Graham, 2014). `_random_samples`
+    (N, C, n) uniform on [0, 1): as in PyTorch, of images samples[..., 0] places along W and [..., 1] along H, of
+    volumes 0, 1, 2 along D, H, W."""
+    x, name, samples = input, f"fractional_max_pool{n}d", _random_samples
     if (output_size is None) == (output_ratio is None):
         raise ValueError(f"{name}: give output_size or output_ratio, one of them")
-    k, sizes, lead = numbers(kernel, n, "kernel_size"), x.shape[-n:], x.shape[:-n]
+    k, sizes, lead = numbers(kernel_size, n, "kernel_size"), x.shape[-n:], x.shape[:-n]
     ratio = (output_ratio,) * n if isinstance(output_ratio, float) else output_ratio
     outs = (
         numbers(output_size, n, "output_size")
@@ -179,49 +152,13 @@ def _fractional(
     return _largest_of_parts(x, starts, counts, list(k), return_indices)
 
 
-def fractional_max_pool2d(
-    input: Tensor,
-    kernel_size: Pair,
-    output_size: Any = None,
-    output_ratio: Any = None,
-    return_indices: bool = False,
-    _random_samples: Tensor | None = None,
-) -> Any:
-    return _fractional(
-        "fractional_max_pool2d", input, 2, kernel_size, output_size, output_ratio, return_indices, _random_samples
-    )
+def _fractional_max_pool_nd_with_indices(n: int, input: Tensor, kernel_size: Pair, output_size: Any = None,
+                                         output_ratio: Any = None, return_indices: bool = False,
+                                         _random_samples: Tensor | None = None) -> Any:  # fmt: skip
+    return _fractional_max_pool_nd(n, input, kernel_size, output_size, output_ratio, True, _random_samples)
 
 
-def fractional_max_pool3d(
-    input: Tensor,
-    kernel_size: Pair,
-    output_size: Any = None,
-    output_ratio: Any = None,
-    return_indices: bool = False,
-    _random_samples: Tensor | None = None,
-) -> Any:
-    return _fractional(
-        "fractional_max_pool3d", input, 3, kernel_size, output_size, output_ratio, return_indices, _random_samples
-    )
-
-
-def fractional_max_pool2d_with_indices(
-    input: Tensor,
-    kernel_size: Pair,
-    output_size: Any = None,
-    output_ratio: Any = None,
-    return_indices: bool = False,
-    _random_samples: Tensor | None = None,
-) -> Any:
-    return fractional_max_pool2d(input, kernel_size, output_size, output_ratio, True, _random_samples)
-
-
-def fractional_max_pool3d_with_indices(
-    input: Tensor,
-    kernel_size: Pair,
-    output_size: Any = None,
-    output_ratio: Any = None,
-    return_indices: bool = False,
-    _random_samples: Tensor | None = None,
-) -> Any:
-    return fractional_max_pool3d(input, kernel_size, output_size, output_ratio, True, _random_samples)
+fractional_max_pool2d, fractional_max_pool3d = (of_dims(n, _fractional_max_pool_nd) for n in (2, 3))
+fractional_max_pool2d_with_indices, fractional_max_pool3d_with_indices = (
+    of_dims(n, _fractional_max_pool_nd_with_indices) for n in (2, 3)
+)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from manygrad.tensor.dtype import contraction_dtype
 from manygrad.tensor.gradient import CustomGrad
 from manygrad.tensor.ops.broadcast import result_type
+from manygrad.tensor.ops.dims import of_all_dims
 from manygrad.tensor.uop import Ops, UOp
 
 if TYPE_CHECKING:
@@ -61,79 +62,19 @@ class ConvolutionMixin:
         return transposed_convolution(self, weight, bias, stride, padding, output_padding, groups, dilation)
 
 
-def conv1d(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: Pair = 1,
-    padding: Pair | str = 0,
-    dilation: Pair = 1,
-    groups: int = 1,
-) -> Tensor:
-    return convolution(input, weight, bias, stride, padding, dilation, groups, 1)
+def _conv_nd(n: int, input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Pair = 1,
+             padding: Pair | str = 0, dilation: Pair = 1, groups: int = 1) -> Tensor:  # fmt: skip
+    return convolution(input, weight, bias, stride, padding, dilation, groups, n)
 
 
-def conv2d(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: Pair = 1,
-    padding: Pair | str = 0,
-    dilation: Pair = 1,
-    groups: int = 1,
-) -> Tensor:
-    return convolution(input, weight, bias, stride, padding, dilation, groups, 2)
+def _conv_transpose_nd(n: int, input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Pair = 1,
+                       padding: Pair = 0, output_padding: Pair = 0, groups: int = 1,
+                       dilation: Pair = 1) -> Tensor:  # fmt: skip
+    return transposed_convolution(input, weight, bias, stride, padding, output_padding, groups, dilation, n)
 
 
-def conv3d(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: Pair = 1,
-    padding: Pair | str = 0,
-    dilation: Pair = 1,
-    groups: int = 1,
-) -> Tensor:
-    return convolution(input, weight, bias, stride, padding, dilation, groups, 3)
-
-
-def conv_transpose1d(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: Pair = 1,
-    padding: Pair = 0,
-    output_padding: Pair = 0,
-    groups: int = 1,
-    dilation: Pair = 1,
-) -> Tensor:
-    return transposed_convolution(input, weight, bias, stride, padding, output_padding, groups, dilation, 1)
-
-
-def conv_transpose2d(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: Pair = 1,
-    padding: Pair = 0,
-    output_padding: Pair = 0,
-    groups: int = 1,
-    dilation: Pair = 1,
-) -> Tensor:
-    return transposed_convolution(input, weight, bias, stride, padding, output_padding, groups, dilation, 2)
-
-
-def conv_transpose3d(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: Pair = 1,
-    padding: Pair = 0,
-    output_padding: Pair = 0,
-    groups: int = 1,
-    dilation: Pair = 1,
-) -> Tensor:
-    return transposed_convolution(input, weight, bias, stride, padding, output_padding, groups, dilation, 3)
+conv1d, conv2d, conv3d = of_all_dims(_conv_nd)
+conv_transpose1d, conv_transpose2d, conv_transpose3d = of_all_dims(_conv_transpose_nd)
 
 
 def convolution(

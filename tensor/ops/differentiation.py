@@ -13,7 +13,7 @@ from manygrad.tensor.gradient import carries, compute_gradients, with_history
 from manygrad.tensor.hooks import RemovableHandle
 from manygrad.tensor.lock import locked
 from manygrad.tensor.storage import LIVE, MOVES, TRAINED, Storage, about_to_change, is_stored
-from manygrad.tensor.stored import HISTORY
+from manygrad.tensor.stored import HISTORY, SOURCES
 from manygrad.tensor.uop import Ops, UOp
 
 if TYPE_CHECKING:
@@ -205,25 +205,22 @@ class DifferentiationMixin:
     def gradient(self: Tensor, *targets: Tensor, gradient: Tensor | None = None) -> list[Tensor]:
         """d(self)/d(target) for each target, without touching `.grad`; zeros where nothing flows.
 
-        Any tensor below can be a target. Values that have been computed remember what they depend on only where that
-        has requires_grad=True, so it is an error where any other target is not below: zeros could be wrong.
+        Any tensor below can be a target. Values that have been computed remember how only where they depend on what
+        has requires_grad=True, so it is an error where one was computed from any other target, or may have been.
         """
         found = self._gradients(targets, gradient)
         absent = [t for t, g in zip(targets, found) if g is None and not t._requires_grad]
         if absent:
             below = with_history(self.uop, [t for t in targets if t._requires_grad])[1]
             if any(t.uop not in below for t in absent):
-                raise RuntimeError(
-                    "gradient(): this value does not depend on one of the targets, as far as is known: what has been "
-                    "computed (realize(), a read) remembers only what has requires_grad=True. Set it on the target "
-                    "before, or ask for the gradient before the value is computed"
-                )
+                raise _forgotten("this value does not depend on one of the targets, as far as is known")
         return [t.zeros_like() if g is None else g for t, g in zip(targets, found)]
 
     @locked
     def _gradients(self: Tensor, targets: Sequence[Tensor], gradient: Tensor | None) -> list[Tensor | None]:
         leaves = [t for t in targets if t._requires_grad]
         root, now, stored = with_history(self.uop, leaves)
+        _refuse_forgotten(root, {t.uop for t in leaves}, {t.uop for t in targets if not t._requires_grad})
         reached = {now[t.uop] for t in targets if t.uop in now}
         grads = compute_gradients(root, self._start(gradient), reached, stored, {t.uop for t in leaves}, _hooks(now))
         return [t._new(g) if (g := grads.get(now.get(t.uop, t.uop))) is not None else None for t in targets]
@@ -256,6 +253,23 @@ def zero_grad(t: Tensor, set_to_none: bool) -> None:
     else:
         with grad_mode.no_grad():
             t.grad._overwrite(0.0)
+
+
+def _refuse_forgotten(root: UOp, leaves: set[UOp], others: set[UOp]) -> None:
+    """Raises RuntimeError where something stored below `root` was computed from one of the `others`, as what flows
+    through it would be left out."""
+    for u in root.toposort(lambda u: carries(u) and u not in leaves) if others else ():
+        if (sources := SOURCES.get(u)) is not None and carries(u) and u not in leaves:
+            if any(t in sources for t in others):
+                raise _forgotten(f"a value of shape {u.shape} below this one was computed from one of the targets")
+
+
+def _forgotten(what: str) -> RuntimeError:
+    return RuntimeError(
+        f"gradient(): {what}: what has been computed (realize(), a read) remembers only what has requires_grad=True. "
+        "Set it on the target before, or ask for the gradient before the value is computed; detach() what is to count "
+        "as a constant"
+    )
 
 
 def _hooks(now: dict[UOp, UOp]) -> dict[UOp, list[Any]]:

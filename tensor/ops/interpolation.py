@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from manygrad.tensor.dtype import accumulate_dtype, dtypes
-from manygrad.tensor.ops.adaptive_pooling import _adaptive_avg
+from manygrad.tensor.ops.adaptive_pooling import adaptive_avg_pool_nd
 
 if TYPE_CHECKING:
     from manygrad.tensor.tensor import Tensor
@@ -52,7 +52,7 @@ def interpolate(input: Tensor, size: Any = None, scale_factor: Any = None, mode:
             f"cast with .float() first, or use {ways}"
         )
     if mode == "area":
-        return _adaptive_avg("interpolate", input, n, outs)
+        return adaptive_avg_pool_nd(n, input, outs)
     averages = not mode.startswith("nearest")
     x = input.cast(dtypes.float32) if averages and (kind.is_half or kind is dtypes.uint8) else input
     for i, (size_in, out, factor) in enumerate(zip(ins, outs, scales)):

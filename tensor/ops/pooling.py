@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.ops.convolution import Pair, numbers
+from manygrad.tensor.ops.dims import of_all_dims, of_dims
 from manygrad.tensor.ops.elementary import with_gradient
 
 if TYPE_CHECKING:
@@ -139,21 +140,23 @@ class _Windows:
 # *** the largest element ***
 
 
-def _max_pool(
-    name: str,
-    x: Tensor,
-    n: int,
-    kernel: Pair,
-    stride: Pair | None,
-    padding: Pair,
-    dilation: Pair,
-    ceil_mode: bool,
-    return_indices: bool,
-) -> Any:
-    w = _Windows(name, x, n, kernel, stride, padding, dilation, ceil_mode)
-    windows = w.of(x, x.dtype.min)
+def _max_pool_nd(n: int, input: Tensor, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0,
+                 dilation: Pair = 1, ceil_mode: bool = False, return_indices: bool = False) -> Any:  # fmt: skip
+    """The largest element of each window; with `return_indices` also its flat position in the input (int64)."""
+    w = _Windows(f"max_pool{n}d", input, n, kernel_size, stride, padding, dilation, ceil_mode)
+    windows = w.of(input, input.dtype.min)
     values = largest(windows, n)
     return (values, w.positions(windows.flatten(-n).detach().argmax(-1))) if return_indices else values
+
+
+def _max_pool_nd_with_indices(n: int, input: Tensor, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0,
+                              dilation: Pair = 1, ceil_mode: bool = False,
+                              return_indices: bool = False) -> Any:  # fmt: skip
+    return _max_pool_nd(n, input, kernel_size, stride, padding, dilation, ceil_mode, True)
+
+
+max_pool1d, max_pool2d, max_pool3d = of_all_dims(_max_pool_nd)
+max_pool1d_with_indices, max_pool2d_with_indices, max_pool3d_with_indices = of_all_dims(_max_pool_nd_with_indices)
 
 
 def largest(windows: Tensor, n: int) -> Tensor:
@@ -172,86 +175,11 @@ def largest(windows: Tensor, n: int) -> Tensor:
     return with_gradient(values, "max_pool", (n, kernel), backward, windows)
 
 
-def max_pool1d(
-    input: Tensor,
-    kernel_size: Pair,
-    stride: Pair | None = None,
-    padding: Pair = 0,
-    dilation: Pair = 1,
-    ceil_mode: bool = False,
-    return_indices: bool = False,
-) -> Any:
-    """The largest element of each window; with `return_indices` also its flat position in the input (int64)."""
-    return _max_pool("max_pool1d", input, 1, kernel_size, stride, padding, dilation, ceil_mode, return_indices)
-
-
-def max_pool2d(
-    input: Tensor,
-    kernel_size: Pair,
-    stride: Pair | None = None,
-    padding: Pair = 0,
-    dilation: Pair = 1,
-    ceil_mode: bool = False,
-    return_indices: bool = False,
-) -> Any:
-    """The largest element of each window; with `return_indices` also its flat position in the input (int64)."""
-    return _max_pool("max_pool2d", input, 2, kernel_size, stride, padding, dilation, ceil_mode, return_indices)
-
-
-def max_pool3d(
-    input: Tensor,
-    kernel_size: Pair,
-    stride: Pair | None = None,
-    padding: Pair = 0,
-    dilation: Pair = 1,
-    ceil_mode: bool = False,
-    return_indices: bool = False,
-) -> Any:
-    """The largest element of each window; with `return_indices` also its flat position in the input (int64)."""
-    return _max_pool("max_pool3d", input, 3, kernel_size, stride, padding, dilation, ceil_mode, return_indices)
-
-
-def max_pool1d_with_indices(
-    input: Tensor,
-    kernel_size: Pair,
-    stride: Pair | None = None,
-    padding: Pair = 0,
-    dilation: Pair = 1,
-    ceil_mode: bool = False,
-    return_indices: bool = False,
-) -> Any:
-    return max_pool1d(input, kernel_size, stride, padding, dilation, ceil_mode, True)
-
-
-def max_pool2d_with_indices(
-    input: Tensor,
-    kernel_size: Pair,
-    stride: Pair | None = None,
-    padding: Pair = 0,
-    dilation: Pair = 1,
-    ceil_mode: bool = False,
-    return_indices: bool = False,
-) -> Any:
-    return max_pool2d(input, kernel_size, stride, padding, dilation, ceil_mode, True)
-
-
-def max_pool3d_with_indices(
-    input: Tensor,
-    kernel_size: Pair,
-    stride: Pair | None = None,
-    padding: Pair = 0,
-    dilation: Pair = 1,
-    ceil_mode: bool = False,
-    return_indices: bool = False,
-) -> Any:
-    return max_pool3d(input, kernel_size, stride, padding, dilation, ceil_mode, True)
-
-
-def _max_unpool(
-    name: str, x: Tensor, n: int, indices: Tensor, kernel: Pair, stride: Pair | None, padding: Pair, output_size: Any
-) -> Tensor:
+def _max_unpool_nd(n: int, input: Tensor, indices: Tensor, kernel_size: Pair, stride: Pair | None = None,
+                   padding: Pair = 0, output_size: Any = None) -> Tensor:  # fmt: skip
     """Values back at the positions that max_pool gave, zeros elsewhere."""
-    k = numbers(kernel, n, "kernel_size")
+    x, name = input, f"max_unpool{n}d"
+    k = numbers(kernel_size, n, "kernel_size")
     s = k if stride is None else numbers(stride, n, "stride")
     p = numbers(padding, n, "padding")
     if indices.shape != x.shape or x.ndim not in (n + 1, n + 2):
@@ -277,126 +205,42 @@ def _max_unpool(
     return out.reshape((*lead, *outs))
 
 
-def max_unpool1d(
-    input: Tensor,
-    indices: Tensor,
-    kernel_size: Pair,
-    stride: Pair | None = None,
-    padding: Pair = 0,
-    output_size: Any = None,
-) -> Tensor:
-    return _max_unpool("max_unpool1d", input, 1, indices, kernel_size, stride, padding, output_size)
-
-
-def max_unpool2d(
-    input: Tensor,
-    indices: Tensor,
-    kernel_size: Pair,
-    stride: Pair | None = None,
-    padding: Pair = 0,
-    output_size: Any = None,
-) -> Tensor:
-    return _max_unpool("max_unpool2d", input, 2, indices, kernel_size, stride, padding, output_size)
-
-
-def max_unpool3d(
-    input: Tensor,
-    indices: Tensor,
-    kernel_size: Pair,
-    stride: Pair | None = None,
-    padding: Pair = 0,
-    output_size: Any = None,
-) -> Tensor:
-    return _max_unpool("max_unpool3d", input, 3, indices, kernel_size, stride, padding, output_size)
+max_unpool1d, max_unpool2d, max_unpool3d = of_all_dims(_max_unpool_nd)
 
 
 # *** means ***
 
 
-def _avg_pool(
-    name: str,
-    x: Tensor,
-    n: int,
-    kernel: Pair,
-    stride: Pair | None,
-    padding: Pair,
-    ceil_mode: bool,
-    include_pad: bool,
-    divisor: int | None,
-) -> Tensor:
-    w = _Windows(name, x, n, kernel, stride, padding, 1, ceil_mode)
-    if divisor == 0:
+def _avg_pool_nd(n: int, input: Tensor, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0,
+                 ceil_mode: bool = False, count_include_pad: bool = True,
+                 divisor_override: int | None = None) -> Tensor:  # fmt: skip
+    """The mean of each window; padding counts as zeros, or with count_include_pad=False not at all."""
+    x, name = input, f"avg_pool{n}d"
+    w = _Windows(name, x, n, kernel_size, stride, padding, 1, ceil_mode)
+    if divisor_override == 0:
         raise ValueError(f"{name}: divisor_override is 0")
     total = w.of(x, 0.0 if x.dtype.is_float else 0).sum(tuple(range(-n, 0)))
-    count = divisor if divisor is not None else w.divisors(x, include_pad)
+    count = divisor_override if divisor_override is not None else w.divisors(x, count_include_pad)
     if x.dtype.is_int:  # (whole numbers, towards zero, as in PyTorch)
         return total.div(count, rounding_mode="trunc").cast(x.dtype)
     return total * (1.0 / count) if isinstance(count, int) else total / count.cast(total.dtype)
 
 
-def avg_pool1d(
-    input: Tensor,
-    kernel_size: Pair,
-    stride: Pair | None = None,
-    padding: Pair = 0,
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-) -> Tensor:
-    return _avg_pool("avg_pool1d", input, 1, kernel_size, stride, padding, ceil_mode, count_include_pad, None)
-
-
-def avg_pool2d(
-    input: Tensor,
-    kernel_size: Pair,
-    stride: Pair | None = None,
-    padding: Pair = 0,
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-    divisor_override: int | None = None,
-) -> Tensor:
+def avg_pool1d(input: Tensor, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0,
+               ceil_mode: bool = False, count_include_pad: bool = True) -> Tensor:  # fmt: skip
     """The mean of each window; padding counts as zeros, or with count_include_pad=False not at all."""
-    return _avg_pool(
-        "avg_pool2d", input, 2, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override
-    )
+    return _avg_pool_nd(1, input, kernel_size, stride, padding, ceil_mode, count_include_pad)
 
 
-def avg_pool3d(
-    input: Tensor,
-    kernel_size: Pair,
-    stride: Pair | None = None,
-    padding: Pair = 0,
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-    divisor_override: int | None = None,
-) -> Tensor:
-    return _avg_pool(
-        "avg_pool3d", input, 3, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override
-    )
+avg_pool2d, avg_pool3d = of_dims(2, _avg_pool_nd), of_dims(3, _avg_pool_nd)
 
 
-def _lp_pool(
-    name: str, x: Tensor, n: int, norm_type: float, kernel: Pair, stride: Pair | None, ceil_mode: bool
-) -> Tensor:
+def _lp_pool_nd(n: int, input: Tensor, norm_type: float, kernel_size: Pair, stride: Pair | None = None,
+                ceil_mode: bool = False) -> Tensor:  # fmt: skip
     """(Σ xᵖ over each window)^(1/p), as PyTorch has it: windows cut off by
     ceil_mode are scaled up to their full size."""
-    k = numbers(kernel, n, "kernel_size")
-    mean = _avg_pool(name, x.pow(norm_type), n, kernel, stride, 0, ceil_mode, True, None)
-    return (mean.sign() * mean.abs().relu() * prod(k)).pow(1.0 / norm_type)
+    mean = _avg_pool_nd(n, input.pow(norm_type), kernel_size, stride, 0, ceil_mode)
+    return (mean.sign() * mean.abs().relu() * prod(numbers(kernel_size, n, "kernel_size"))).pow(1.0 / norm_type)
 
 
-def lp_pool1d(
-    input: Tensor, norm_type: float, kernel_size: Pair, stride: Pair | None = None, ceil_mode: bool = False
-) -> Tensor:
-    return _lp_pool("lp_pool1d", input, 1, norm_type, kernel_size, stride, ceil_mode)
-
-
-def lp_pool2d(
-    input: Tensor, norm_type: float, kernel_size: Pair, stride: Pair | None = None, ceil_mode: bool = False
-) -> Tensor:
-    return _lp_pool("lp_pool2d", input, 2, norm_type, kernel_size, stride, ceil_mode)
-
-
-def lp_pool3d(
-    input: Tensor, norm_type: float, kernel_size: Pair, stride: Pair | None = None, ceil_mode: bool = False
-) -> Tensor:
-    return _lp_pool("lp_pool3d", input, 3, norm_type, kernel_size, stride, ceil_mode)
+lp_pool1d, lp_pool2d, lp_pool3d = of_all_dims(_lp_pool_nd)

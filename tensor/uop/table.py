@@ -29,9 +29,10 @@ _FIRST = threading.Lock()  # held where a node gets its first one
 def _beside(u: UOp) -> Any:
     """Where entries of `u` are put."""
     if u._beside is NOTHING:
+        made: dict[Any, Any] = {}  # (under the lock nothing is made: a garbage collection might ask for it)
         with _FIRST:
             if u._beside is NOTHING:
-                u._beside = {}
+                u._beside = made
     return u._beside
 
 

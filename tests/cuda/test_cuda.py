@@ -1,5 +1,5 @@
 """CUDA besides what all backends do (`runtime/devices/test_conformance.py`): what it says where it is not installed,
-memory that begins anywhere, graphs, streams, faults, what is left."""
+memory, graphs, streams, faults, what is left."""
 
 from __future__ import annotations
 
@@ -18,8 +18,6 @@ from manygrad.errors import CUDAError, NoCUDAError, OutOfBoundsError
 from manygrad.runtime.devices import get_device
 from manygrad.runtime.devices.cuda import driver as cuda_driver
 from manygrad.runtime.devices.cuda.driver import checked, gpu_of
-from manygrad.runtime.devices.cuda.memory import MemoryRange
-from manygrad.runtime.devices.numbers import Numbers
 from manygrad.tensor.environment import Context
 from manygrad.tensor.uop.ops import Ops
 from tests.cuda.driver import CUresult, Emulated
@@ -77,28 +75,6 @@ def test_without_a_driver_the_error_says_what_to_install(
 
 
 # *** memory ***
-
-
-def test_memory_that_begins_anywhere() -> None:
-    """Accesses of 16 bytes need addresses that are multiples of 16: other code runs where they are not."""
-    x = Tensor(np.arange(1000, dtype=np.float32), device="CUDA").realize()
-    assert (x[3:803].contiguous() * 2).tolist() == [2.0 * i for i in range(3, 803)]
-    y = Tensor.zeros(1000, device="CUDA").contiguous().realize()
-    y[1:901] = x[13:913] + 1
-    assert y.tolist() == [0.0, *[float(i + 1) for i in range(13, 913)], *[0.0] * 99]
-
-
-def test_copies_between_devices_stay_in_their_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    from manygrad.runtime.buffer import Buffer, copy_buffer
-
-    x = Buffer("CUDA:0", 100, f32).copyin(np.arange(100, dtype=np.float32))
-    near, far = (Buffer(d, 100, f32).copyin(np.zeros(100, np.float32)) for d in ("CUDA:0", "CUDA:1"))
-    with monkeypatch.context() as patch:
-        patch.setattr(Buffer, "copyout", None)  # (what a copy through the host would call)
-        for y in (near, far):
-            copy_buffer(y.view(7, f32, 40), x.view(7, f32, 12))
-    for y in (near, far):
-        assert y.copyout().tolist() == [0] * 10 + list(range(3, 10)) + [0] * 83
 
 
 def test_a_copy_waits_for_both_devices() -> None:
@@ -159,29 +135,6 @@ def test_a_captured_step_is_one_graph_and_reads_the_memory_of_each_call() -> Non
         np.testing.assert_allclose(got, np.exp(a + 1) @ b, rtol=1e-4, atol=1e-4)
         graphs.append(emulator().counts["graphs"])
     assert graphs[-1] - graphs[1] <= 1, graphs  # made once, then its nodes' arguments change
-
-
-def test_a_graph_can_be_moved_to_memory_that_begins_anywhere() -> None:
-    device = get_device("CUDA:3")
-    double = device.compile(elementwise(lambda a: a.alu(Ops.ADD, a), [f32], 8))
-
-    def block(value: float, offset: int = 0) -> MemoryRange:
-        whole = device.alloc(64)
-        own: MemoryRange = device.view(whole, offset, 32)
-        device.copyin(own, memoryview(np.full(8, value, np.float32)).cast("B"))
-        return own
-
-    a, b, other = block(1.0), block(0.0), block(5.0, 4)
-    graph = device.graph([(double, [b, a], Numbers()), (double, [b, b], Numbers())])
-    move = graph.mover(a)
-    assert move is not None
-    for handle, want in ((a, 4.0), (other, 20.0), (a, 4.0)):
-        move(handle)
-        graph()
-        device.synchronize()
-        out = np.empty(8, np.float32)
-        device.copyout(memoryview(out).cast("B"), b)
-        assert (out == want).all()
 
 
 # *** faults ***

@@ -4,11 +4,9 @@ One Ray serves all tests that need no command of their own."""
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -18,6 +16,7 @@ from typing import Any
 import pytest
 
 from tests.commands import Command
+from tests.own_ray import own_ray
 
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 90
@@ -70,21 +69,5 @@ def command(tmp_path: Path) -> Iterator[Callable[..., Run]]:
 
 @pytest.fixture(scope="module")
 def ray() -> Iterator[Any]:
-    """A Ray of the test's own, as in a user's Ray job; `manygrad.launch` uses it and leaves it running."""
-    folder = tempfile.mkdtemp(prefix="mgtest-", dir="/tmp")
-    token = Path(folder, "token")
-    token.write_text("0123456789abcdef" * 4)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_AUTH_MODE", "token")
-        patch.setenv("RAY_AUTH_TOKEN_PATH", str(token))
-        patch.delenv("RAY_ADDRESS", raising=False)
-        import ray
-
-        from manygrad.launcher.cluster import _reread_settings
-
-        _reread_settings()
-        options = {"include_dashboard": False, "log_to_driver": False, "configure_logging": False}
-        ray.init(address="local", num_cpus=4, object_store_memory=80 << 20, _temp_dir=folder, **options)
-        yield ray
-        ray.shutdown()
-    shutil.rmtree(folder, ignore_errors=True)
+    with own_ray(4) as found:
+        yield found

@@ -18,7 +18,8 @@ from typing import Any
 
 from manygrad.errors import Infeasible
 from manygrad.launcher import agent, cli, driver
-from manygrad.launcher.cluster import Cluster, Place
+from manygrad.launcher.cluster import Cluster
+from manygrad.launcher.places import Place
 
 _START = """
 import json, os, sys

@@ -14,8 +14,9 @@ import pytest
 from manygrad.errors import Infeasible
 from manygrad.launcher import cluster, driver
 from manygrad.launcher import guard as guard_module
-from manygrad.launcher.cluster import Cluster, Place, share
+from manygrad.launcher.cluster import Cluster
 from manygrad.launcher.job import Job
+from manygrad.launcher.places import Place, share
 
 
 class Gone(Exception):

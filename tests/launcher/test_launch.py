@@ -16,6 +16,7 @@ import pytest
 
 from manygrad.errors import Infeasible, LaunchError
 from manygrad.launcher.api import launch
+from tests.own_ray import own_ray
 
 FAKE = "fake_endpoint:Endpoint"
 
@@ -26,35 +27,9 @@ def _find_fake_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """One Ray for the module, as in a user's own Ray job: two CPUs, token authentication with a token of its own."""
-    import shutil
-    import tempfile
-
-    folder = tempfile.mkdtemp(prefix="mgtest-", dir="/tmp")
-    token = Path(folder, "token")
-    token.write_text("0123456789abcdef" * 4)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_AUTH_MODE", "token")
-        patch.setenv("RAY_AUTH_TOKEN_PATH", str(token))
-        patch.delenv("RAY_ADDRESS", raising=False)
-        import ray
-
-        from manygrad.launcher.cluster import _reread_settings
-
-        _reread_settings()
-        ray.init(
-            address="local",
-            num_cpus=2,
-            include_dashboard=False,
-            log_to_driver=False,
-            configure_logging=False,
-            object_store_memory=80 << 20,
-            _temp_dir=folder,
-        )
-        yield ray
-        ray.shutdown()
-    shutil.rmtree(folder, ignore_errors=True)
+def ray() -> Iterator[Any]:
+    with own_ray(2) as found:
+        yield found
 
 
 def test_results_by_rank(ray: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -11,8 +11,9 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 FILES = (
-    "tests/nn/test_optim.py", "tests/nn/test_recurrent.py", "tests/tensor/test_autograd.py",
-    "tests/tensor/test_inplace.py", "tests/tensor/test_storage.py", "tests/tensor/test_threads.py",
+    "tests/nn/test_optim.py", "tests/nn/test_optim_state.py", "tests/nn/test_recurrent.py",
+    "tests/tensor/test_autograd.py", "tests/tensor/test_inplace.py",
+    "tests/tensor/test_storage.py", "tests/tensor/test_threads.py",
 )  # fmt: skip
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import random
+from typing import Any
+
 import numpy as np
 import pytest
 
 from manygrad import Tensor, TinyJit, function, nn, no_grad
+from manygrad.tensor.storage import RECENT, TensorSet
 
 
 def test_a_view_of_what_is_not_computed_writes_to_its_base() -> None:
@@ -214,3 +218,46 @@ def test_bytes_of_a_slice_whose_rows_lie_apart(realized: bool) -> None:
     a[0], a[1:] = -1, 2
     for ours, numpys in ((column, expected), (flat, expected_flat), (whole, expected_whole), (wide, expected_wide)):
         np.testing.assert_array_equal(ours.numpy(), numpys)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_newer_tensors_are_those_since_the_last_question(seed: int) -> None:
+    """Of several who ask: tensors go, ids are used again, more come than are looked at first."""
+
+    class Mark:
+        pass
+
+    draw, tensors = random.Random(seed), TensorSet()
+    made: list[Any] = [Tensor(0.0) for _ in range(5)]
+    order: list[int] = []  # ids of those that live, the newest last; marks among them
+    marks = [Mark() for _ in range(3)]
+    for _ in range(600):
+        act = draw.choice(["make", "make", "make", "many", "drop", "renew", "ask", "forget"])
+        if act in ("make", "many"):
+            for _ in range(1 if act == "make" else 2 * RECENT):
+                tensors.add(t := made[0].detach())
+                made.append(t)
+                order.append(id(t))
+        elif act == "drop" and len(made) > 5:
+            t = made.pop(draw.randrange(5, len(made)))
+            order.remove(id(t))
+            del t
+        elif act == "renew" and len(made) > 5:
+            t = draw.choice(made[5:])
+            tensors.renew(t)
+            order.remove(id(t))
+            order.append(id(t))
+        elif act in ("ask", "forget"):
+            mark = draw.choice(marks)
+            since = order.index(id(mark)) + 1 if id(mark) in order else 0
+            if act == "ask":
+                found = [id(t) for t in tensors.newer(mark)]
+                assert found == [i for i in order[since:] if i not in map(id, marks)][::-1]
+            else:
+                tensors.forget(mark)
+                marks[marks.index(mark)] = Mark()
+            if since:
+                del order[since - 1]
+            if act == "ask":
+                order.append(id(mark))
+        t = None

@@ -24,7 +24,7 @@ class Block(RangeOpt):
     """
 
     kind = "block"
-    needs_lane = True
+    needs_vectors = True
     tiles: int
 
     @property

@@ -24,8 +24,8 @@ class LoadedKernels:
     def __init__(self, builder: Builder) -> None:
         self.builder = builder
         self.kernels: dict[Any, Kernel] = {}
-        self._building: dict[Any, threading.Lock] = {}
-        self._lock = threading.Lock()
+        self._building: dict[Any, threading.RLock] = {}
+        self._lock = threading.RLock()
 
     def key(self, ast: UOp) -> tuple[Any, ...]:
         return (ast, *(REGISTRY[k].value for k in self.builder.knobs))
@@ -38,7 +38,7 @@ class LoadedKernels:
                 self._renew(key)
             return found
         with self._lock:
-            building = self._building.setdefault(key, threading.Lock())
+            building = self._building.setdefault(key, threading.RLock())
         with building:
             if (found := self.kernels.get(key)) is None:
                 found = self._build(ast)

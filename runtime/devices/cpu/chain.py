@@ -40,7 +40,7 @@ class CPUChain:
         """The total of its loop, for each block where they differ."""
         if kernel.fixed:
             return [kernel.fixed[0]]
-        return [kernel.pieces({kernel.names[0]: block})[0] for block in range(self.spec.blocks)]
+        return [kernel.pieces({kernel.takes.names[0]: block})[0] for block in range(self.spec.blocks)]
 
     def arguments(self, handles: Sequence[Memory], vars: tuple[int, ...]) -> tuple[Any, Any, int, int]:
         """As a kernel's: (buffers, variables, total, grain)."""

@@ -59,7 +59,7 @@ class CPUGraph:
         for i, ((kernel, _), own) in enumerate(zip(self.calls, numbers)):
             if own.values:
                 assert isinstance(kernel, CPUKernel), kernel
-                own.checks.setdefault(kernel.bounds, kernel.cut)
+                own.checks.setdefault(kernel.takes.bounds, kernel.cut)
                 if not kernel.fixed:
                     loops = own.changes.setdefault(kernel, Loops(kernel))
                     assert isinstance(loops, Loops)

@@ -9,11 +9,12 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from manygrad.native.compiler import Linked
-from manygrad.runtime.codegen.analysis.describe import estimate, evaluate_int, signature
+from manygrad.runtime.codegen.analysis.describe import estimate, signature
 from manygrad.runtime.codegen.lowered import LoweredProgram
 from manygrad.runtime.codegen.opts import loop_nest
 from manygrad.runtime.codegen.pipeline import Prepared
 from manygrad.runtime.codegen.render.llvm.text import ENTRY
+from manygrad.runtime.devices.compile.arguments import KernelArguments
 from manygrad.runtime.devices.compile.bounds import BoundsRecord
 from manygrad.runtime.devices.compile.compiled import Renderer
 from manygrad.runtime.devices.cpu.threads import team, wanted_threads
@@ -73,10 +74,7 @@ def run_on_team(job: TeamJob, handles: Sequence[Memory], vars: tuple[int, ...], 
 
 class CPUKernel:
     """A loaded kernel: `address` of its function, and how its parallel loop is cut. Its code, `linked`, stays
-    loaded as long as it lives: who has the address keeps the kernel.
-
-    Large: words that native code reads.
-    """
+    loaded as long as it lives: who has the address keeps the kernel."""
 
     def __init__(self, prepared: Prepared, ast: UOp, linked: Linked, checked: bool = False) -> None:
         self.name, self.opts = prepared.name, prepared.opts
@@ -87,16 +85,14 @@ class CPUKernel:
         self.records = () if self.record is None else ((self.name, self.record),)
         sig = signature(prepared.ast)
         plan = loop_nest(sig, prepared.opts)
+        self.takes = KernelArguments.of(self.name, ast, sig.slots, plan)
         self.slots = sig.slots
-        self.names = tuple(v.arg.name for v in signature(ast).variables)
-        self.bounds = tuple((v.arg.min, v.arg.max) for v in signature(ast).variables)
-        self.counts = plan.counts
         inner = plan.loops[: plan.parallel][-1:]  # what its tiles pack serves one index each
         self.staged = max(
             (plan.loops.index(r) + 1 for r, _ in plan.staged if r not in inner), default=0
         )  # loops up to the last that packs
         self.last_cut: tuple[Any, tuple[int, int]] | None = None
-        self.fixed = self.pieces({}) if all(n.op is Ops.CONST for n, _ in self.counts) else None
+        self.fixed = self.pieces({}) if all(n.op is Ops.CONST for n, _ in self.takes.counts) else None
 
     @property
     def source(self) -> str:
@@ -105,7 +101,7 @@ class CPUKernel:
 
     def pieces(self, variables: dict[str, int]) -> tuple[int, int]:
         """(total, grain) of the parallel loop; 0 where a variable leaves nothing of one of its loops."""
-        counts = [max(0, -(-evaluate_int(n, variables) // step)) for n, step in self.counts]
+        counts = self.takes.steps(variables)
         total = math.prod(counts)
         if self.work <= SERIAL_WORK or total <= 1:
             return total, max(1, total)
@@ -118,14 +114,12 @@ class CPUKernel:
 
     def arguments(self, handles: Sequence[Memory], vars: tuple[int, ...]) -> tuple[Any, Any, int, int]:
         """(buffers, variables, total, grain), the first two as C arrays."""
-        assert len(handles) >= self.slots and len(vars) == len(self.names), (
-            f"{self.name} takes {self.slots} buffers and the variables {self.names}, not {len(handles)} and {vars}"
-        )
+        assert len(handles) >= self.slots, f"{self.name} takes {self.slots} buffers, not {len(handles)}"
         if self.record is not None:
             buffers = self.record.arguments(handles, self.slots)
         else:
             buffers = (ctypes.c_void_p * max(1, len(handles)))(*[h.address for h in handles])
-        if not self.names:
+        if not self.takes.names:
             return buffers, None, *(self.fixed or (1, 1))
         return buffers, (ctypes.c_int64 * len(vars))(*vars), *self.cut(vars)
 
@@ -134,10 +128,8 @@ class CPUKernel:
         key = vars, 0 if self.fixed else wanted_threads()
         if (last := self.last_cut) is not None and last[0] == key:  # layers share their kernels, and have equal values
             return last[1]
-        for name, value, (lo, hi) in zip(self.names, vars, self.bounds):
-            if not lo <= value <= hi:
-                raise ValueError(f"{self.name}: variable {name} is {value}, outside of its bounds {lo}..{hi}")
-        found = self.fixed or self.pieces(dict(zip(self.names, vars)))
+        known = self.takes.known(self.slots, vars)
+        found = self.fixed or self.pieces(known)
         self.last_cut = key, found
         return found
 

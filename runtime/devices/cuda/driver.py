@@ -96,7 +96,7 @@ class Gpu:
 
 
 _current = threading.local()
-_opening = threading.Lock()
+_opening = threading.RLock()
 
 
 def gpu_count() -> int:

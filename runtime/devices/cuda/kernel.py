@@ -14,12 +14,13 @@ from typing import Any
 import numpy as np
 
 from manygrad.errors import CUDAError
-from manygrad.runtime.codegen.analysis.describe import estimate, evaluate_int, signature
+from manygrad.runtime.codegen.analysis.describe import estimate, signature
 from manygrad.runtime.codegen.lowered import LoweredProgram
 from manygrad.runtime.codegen.opts import loop_nest
 from manygrad.runtime.codegen.pipeline import Prepared
 from manygrad.runtime.codegen.render.llvm import nvptx
 from manygrad.runtime.codegen.render.llvm.text import ENTRY
+from manygrad.runtime.devices.compile.arguments import KernelArguments
 from manygrad.runtime.devices.compile.bounds import WORDS, report
 from manygrad.runtime.devices.compile.compiled import Renderer
 from manygrad.runtime.devices.compile.diskcache import DiskCache
@@ -84,7 +85,7 @@ class Functions:
         self.scratch_bytes = int.from_bytes(compiled[:HEADER_BYTES], "little")
         self._code = compiled[HEADER_BYTES:]
         self._loaded: dict[int, tuple[Any, Any]] = {}  # number of a GPU -> (module, function)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def on(self, gpu: Gpu) -> Any:
         with self._lock:
@@ -152,14 +153,11 @@ class CUDAKernel:
         self.name, self.opts, self.prepared, self.checked = prepared.name, prepared.opts, prepared, checked
         self.flops, self.nbytes = estimate(ast)
         sig = signature(prepared.ast)
-        variables = signature(ast).variables
-        self.slots = sig.slots
-        self.names = tuple(v.arg.name for v in variables)
-        self.bounds = tuple((v.arg.min, v.arg.max) for v in variables)
         nest = loop_nest(sig, prepared.opts)
-        self.counts, self.group = nest.counts, nest.group
+        self.takes = KernelArguments.of(self.name, ast, sig.slots, nest)
+        self.slots, self.group = sig.slots, nest.group
         self.threads = (*(nest.group or (THREADS,)), 1, 1)[:3]
-        words = self.slots * (2 if checked else 1) + len(self.names) + 4
+        words = self.slots * (2 if checked else 1) + len(self.takes.names) + 4
         if 8 * words > PARAMETER_BYTES:
             raise NotImplementedError(
                 f"kernel {self.name} takes {self.slots} buffers, as arguments of {8 * words} bytes; a GPU takes "
@@ -189,7 +187,7 @@ class CUDAKernel:
     def grid(self, variables: dict[str, int], units: int) -> tuple[int, int, int]:
         """(total, per, blocks): the indices of the parallel loop, how many of them a thread, or a block, runs, and how
         many blocks that takes."""
-        total = math.prod(max(0, -(-evaluate_int(n, variables) // step)) for n, step in self.counts)
+        total = self.takes.total(variables)
         threads = math.prod(self.threads)
         blocks = total if self.group else min(-(-total // threads), units * BLOCKS_A_UNIT)
         if scratch := self._aligned.scratch_bytes:
@@ -199,17 +197,12 @@ class CUDAKernel:
         return total, per, -(-total // (per if self.group else per * threads))
 
     def launch(self, handles: Sequence[MemoryRange], vars: tuple[int, ...]) -> KernelLaunch:
-        assert len(handles) >= self.slots and len(vars) == len(self.names), (
-            f"{self.name} takes {self.slots} buffers and the variables {self.names}, not {len(handles)} and {vars}"
-        )
-        for name, value, (lo, hi) in zip(self.names, vars, self.bounds):
-            if not lo <= value <= hi:
-                raise ValueError(f"{self.name}: variable {name} is {value}, outside of its bounds {lo}..{hi}")
+        known = self.takes.known(len(handles), vars)
         used = handles[: self.slots]
         if len({h.stream for h in used}) > 1:
             raise CUDAError(f"kernel {self.name} is given memory of several devices: {[h.stream.name for h in used]}")
         stream = used[0].stream
-        total, per, blocks = self.grid(dict(zip(self.names, vars)), stream.gpu.units)
+        total, per, blocks = self.grid(known, stream.gpu.units)
         words = [*(h.address for h in used), *(v % 2**64 for v in vars), total, per]
         kept = None
         if scratch := self._aligned.scratch_bytes:

@@ -13,7 +13,7 @@ TRIPLE = "nvptx64-nvidia-cuda"
 LEAST_LLVM = 20  # earlier ones do not know the attributes and intrinsics of the printer
 # the oldest PTX in which the printer's instructions are; drivers read that and all earlier ones
 PTX_VERSION = {70: 63, 75: 63, 80: 70, 86: 71, 87: 74, 89: 78, 90: 80, 100: 86, 103: 88, 120: 87}
-_lock = threading.Lock()
+_lock = threading.RLock()
 
 
 def features_of(arch: int) -> str:

@@ -13,12 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from manygrad.runtime.codegen.analysis.describe import estimate, evaluate_int, signature
+from manygrad.runtime.codegen.analysis.describe import estimate, signature
 from manygrad.runtime.codegen.lowered import LoweredProgram
 from manygrad.runtime.codegen.opts import loop_nest
 from manygrad.runtime.codegen.pipeline import Prepared
 from manygrad.runtime.codegen.render.opencl import printer as renderer
 from manygrad.runtime.codegen.render.opencl.bounds import render_checked
+from manygrad.runtime.devices.compile.arguments import KernelArguments
 from manygrad.runtime.devices.compile.bounds import WORDS, report
 from manygrad.runtime.devices.compile.compiled import Renderer
 from manygrad.runtime.devices.opencl.driver import LANGUAGE, SUBGROUP_LANGUAGE, driver, opencl
@@ -173,13 +174,10 @@ class OpenCLKernel:
         self.name, self.opts, self.prepared = prepared.name, prepared.opts, prepared
         self.flops, self.nbytes = estimate(ast)
         sig = signature(prepared.ast)
-        variables = signature(ast).variables
-        self.slots = sig.slots
-        self.names = tuple(v.arg.name for v in variables)
-        self.bounds = tuple((v.arg.min, v.arg.max) for v in variables)
         nest = loop_nest(sig, prepared.opts)
-        self.counts, self.group = nest.counts, nest.group
-        words = 16 * self.slots + 8 * len(self.names) + 24 + (8 * self.slots + 8 if checked else 0)
+        self.takes = KernelArguments.of(self.name, ast, sig.slots, nest)
+        self.slots, self.group = sig.slots, nest.group
+        words = 16 * self.slots + 8 * len(self.takes.names) + 24 + (8 * self.slots + 8 if checked else 0)
         if words > own.parameter_bytes:
             raise NotImplementedError(
                 f"kernel {self.name} takes {self.slots} buffers, as arguments of {words} bytes; this OpenCL device "
@@ -187,7 +185,7 @@ class OpenCLKernel:
             )
         self.program, self.scratch_bytes = program_of(compiled)
         self._kernel = self.fresh()
-        self._lock = threading.Lock()  # a cl_kernel holds its arguments: one thread sets them and starts it at a time
+        self._lock = threading.Lock()  # a cl_kernel holds its arguments: one call sets them and starts it at a time
 
     @property
     def source(self) -> str:
@@ -201,7 +199,7 @@ class OpenCLKernel:
     def grid(self, variables: dict[str, int]) -> tuple[int, int]:
         """(total, per): the indices of the parallel loop, and how many of them a work item, or a group, runs."""
         own = driver()
-        total = math.prod(max(0, -(-evaluate_int(n, variables) // step)) for n, step in self.counts)
+        total = self.takes.total(variables)
         if self.group:
             parts = total
         elif self.flops + self.nbytes <= SERIAL_WORK and own.is_cpu:
@@ -214,13 +212,8 @@ class OpenCLKernel:
 
     def launch(self, handles: Sequence[MemorySlice], vars: tuple[int, ...], kernel: Any) -> Launch:
         """Sets the arguments of `kernel`, one of `fresh()`."""
-        assert len(handles) >= self.slots and len(vars) == len(self.names), (
-            f"{self.name} takes {self.slots} buffers and the variables {self.names}, not {len(handles)} and {vars}"
-        )
-        for name, value, (lo, hi) in zip(self.names, vars, self.bounds):
-            if not lo <= value <= hi:
-                raise ValueError(f"{self.name}: variable {name} is {value}, outside of its bounds {lo}..{hi}")
-        total, per = self.grid(dict(zip(self.names, vars)))
+        known = self.takes.known(len(handles), vars)
+        total, per = self.grid(known)
         group, parts = self.group or (driver().target.group,), -(-total // per)
         size = (parts * group[0], *group[1:]) if self.group else (-(-parts // group[0]) * group[0],)
         used = handles[: self.slots]
@@ -243,9 +236,13 @@ class OpenCLKernel:
         if wait:
             queue.finish()
         began = time.perf_counter()
-        with self._lock:
-            launch = self.launch(handles, vars, self._kernel)
+        is_mine = self._lock.acquire(blocking=False)  # (who has it may be this thread, below a destructor)
+        try:
+            launch = self.launch(handles, vars, self._kernel if is_mine else self.fresh())
             launch.start()
+        finally:
+            if is_mine:
+                self._lock.release()
         launch.check()
         if not wait:
             queue.flush()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from manygrad import Context, Tensor, TinyJit, Variable
 from manygrad.nn import functional as F
 from manygrad.nn.optim import AdamW
+from manygrad.runtime.buffer import Buffer, copy_buffer
 from manygrad.runtime.devices import get_device
 from manygrad.runtime.devices.numbers import Numbers
 from manygrad.tensor.dtype import DType, dtypes
@@ -67,6 +69,48 @@ def graphs(name: str) -> None:
     out = np.empty(100, np.float32)
     device.copyout(memoryview(out).cast("B"), a)
     assert (out == 16).all() and stamps is not None and len(stamps) == 3 and stamps == sorted(stamps)
+
+
+def moved_graphs(name: str) -> None:
+    """Calls read a part of other memory in place of the first one, and of that again; it may begin anywhere."""
+    device = get_device(name)
+    double = device.compile(elementwise(lambda a: a.alu(Ops.ADD, a), [f32], 8))
+
+    def block(value: float, offset: int) -> Any:
+        own = device.view(device.alloc(128), offset, 64)
+        device.copyin(own, memoryview(np.full(16, value, np.float32)).cast("B"))
+        return own
+
+    a, b, other = block(1, 0), block(0, 0), block(5, 4)
+    graph = device.graph([(double, [b, device.view(a, 32, 32)], Numbers()), (double, [b, b], Numbers())])
+    move = graph.mover(a)
+    if move is None:  # (a queue that calls kernels one by one is made anew)
+        return
+    for handle, want in ((a, 4), (other, 20), (a, 4)):
+        move(handle)
+        graph()
+        device.synchronize()
+        out = np.empty(8, np.float32)
+        device.copyout(memoryview(out).cast("B"), device.view(b, 0, 32))
+        assert (out == want).all()
+
+
+def parts_of_memory(name: str) -> None:
+    """Views that begin anywhere, read and written, and copied to devices of the same kind: without the host's help,
+    where it does not see the memory."""
+    x = Tensor(np.arange(1000, dtype=np.float32), device=name).realize()
+    assert (x[3:803].contiguous() * 2).tolist() == [2.0 * i for i in range(3, 803)]
+    y = Tensor.zeros(1000, device=name).contiguous().realize()
+    y[1:901] = x[13:913] + 1
+    assert y.tolist() == [0.0, *[float(i + 1) for i in range(13, 913)], *[0.0] * 99]
+    source = Buffer(name, 100, f32).copyin(np.arange(100, dtype=np.float32))
+    for to in (name, f"{name}0"):
+        target = Buffer(to, 100, f32).copyin(np.zeros(100, np.float32))
+        with pytest.MonkeyPatch.context() as patch:
+            if get_device(name).allocator.copy is not None:
+                patch.setattr(Buffer, "copyout", None)  # (what a copy through the host would call)
+            copy_buffer(target.view(7, f32, 40), source.view(7, f32, 12))
+        assert target.copyout().tolist() == [0] * 10 + list(range(3, 10)) + [0] * 83
 
 
 def programs(name: str) -> None:
@@ -404,5 +448,6 @@ def indices(name: str) -> None:
         table.numpy()
 
 
-CHECKS = (memory, kernels, graphs, programs, operators, constants, conversions, fused, transcendentals, random_numbers,
-          products, convolutions, rows, attention, updates, replays, replays_of_results, symbolic, indices)  # fmt: skip
+CHECKS = (memory, kernels, graphs, moved_graphs, parts_of_memory, programs, operators, constants, conversions, fused,
+          transcendentals, random_numbers, products, convolutions, rows, attention, updates, replays,
+          replays_of_results, symbolic, indices)  # fmt: skip

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from manygrad import Tensor, TinyJit
+from manygrad import Tensor
 from manygrad.errors import NoOpenCLError
 from manygrad.runtime.codegen.lowered import Inst, Low, LoweredProgram
 from manygrad.runtime.codegen.pipeline import prepare
@@ -19,10 +19,8 @@ from manygrad.runtime.codegen.render.opencl.printer import OpenCLTarget, global_
 from manygrad.runtime.codegen.render.opencl.text import pieces
 from manygrad.runtime.codegen.target import Machine
 from manygrad.runtime.devices import get_device
-from manygrad.runtime.devices.numbers import Numbers
 from manygrad.runtime.devices.opencl import driver as opencl_driver
 from manygrad.runtime.devices.opencl.driver import driver, vector_bytes_of
-from manygrad.runtime.devices.opencl.kernel import MemorySlice
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.environment import OPENCL_DEVICE, Context
 from manygrad.tensor.uop.ops import Ops
@@ -100,69 +98,6 @@ def test_float64_where_the_device_has_none(monkeypatch: pytest.MonkeyPatch) -> N
     program = get_device("OPENCL").compile(ast).prepared.program()  # type: ignore[attr-defined]
     with pytest.raises(NotImplementedError, match=r"computes in float64.*cast to float32"):
         render(program, OpenCLTarget(double=False))
-
-
-@needs_opencl
-def test_views_begin_where_they_like() -> None:
-    """A memory object's parts could begin at multiples of some hundred bytes only."""
-    x = Tensor(np.arange(1000, dtype=np.float32), device="OPENCL").realize()
-    assert x[3:7].contiguous().tolist() == [3.0, 4.0, 5.0, 6.0]
-    y = Tensor.zeros(10, device="OPENCL").contiguous().realize()
-    y[3:7] = x[13:17]
-    assert y.tolist() == [0, 0, 0, 13, 14, 15, 16, 0, 0, 0]
-
-
-@needs_opencl
-def test_copies_between_devices_stay_in_their_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    from manygrad.runtime.buffer import Buffer, copy_buffer
-
-    x = Buffer("OPENCL:0", 100, f32).copyin(np.arange(100, dtype=np.float32))
-    near, far = (Buffer(d, 100, f32).copyin(np.zeros(100, np.float32)) for d in ("OPENCL:0", "OPENCL:1"))
-    with monkeypatch.context() as patch:
-        patch.setattr(Buffer, "copyout", None)  # (what a copy through the host would call)
-        for y in (near, far):
-            copy_buffer(y.view(7, f32, 40), x.view(7, f32, 12))
-    for y in (near, far):
-        assert y.copyout().tolist() == [0] * 10 + list(range(3, 10)) + [0] * 83
-
-
-# *** replay ***
-
-
-@needs_opencl
-def test_a_captured_step_reads_the_memory_of_each_call() -> None:
-    @TinyJit
-    def step(a: Tensor, b: Tensor) -> Tensor:
-        return ((a + 1).exp() @ b).realize()
-
-    rng = np.random.default_rng(0)
-    for _ in range(5):
-        a, b = (rng.standard_normal((8, 8)).astype(np.float32) for _ in range(2))
-        got = step(Tensor(a, device="OPENCL").realize(), Tensor(b, device="OPENCL").realize()).numpy()
-        np.testing.assert_allclose(got, np.exp(a + 1) @ b, rtol=1e-4, atol=1e-4)
-
-
-@needs_opencl
-def test_a_graph_can_be_moved_to_other_memory() -> None:
-    device = get_device("OPENCL:3")
-    double = device.compile(elementwise(lambda a: a.alu(Ops.ADD, a), [f32], 8))
-
-    def block(value: float) -> MemorySlice:
-        found = device.alloc(64)
-        device.copyin(found, memoryview(np.full(16, value, np.float32)).cast("B"))
-        return found  # type: ignore[no-any-return]
-
-    a, b, out = block(1), block(5), block(0)
-    half = device.view(a, 32, 32)
-    graph = device.graph([(double, [out, half], Numbers())])
-    move = graph.mover(a)
-    assert move is not None
-    move(b)
-    del b
-    graph()
-    got = np.empty(8, np.float32)
-    device.copyout(memoryview(got).cast("B"), out)
-    assert (got == 10).all()
 
 
 # *** code ***

@@ -1,0 +1,122 @@
+"""What tensors see of computed values, and what these remember of how they were computed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from manygrad.runtime.engine.linear import capture
+from manygrad.tensor.dtype import dtypes
+from manygrad.tensor.gradient import carries
+from manygrad.tensor.storage import TRAINED, unrealized
+from manygrad.tensor.stored import HISTORY, ORIGIN, SOURCES, WRITTEN, Sources
+from manygrad.tensor.tensor import Tensor
+from manygrad.tensor.uop import Ops, UOp, standing_on, toposort
+from manygrad.tensor.uop.rewrite import substitute
+from manygrad.tensor.uop.views import memory, rebased
+
+
+def stored_on(device: str | tuple[str, ...] | None, becomes: dict[UOp, UOp]) -> dict[UOp, UOp]:
+    """What values on a device may read. A constant is one node on all devices, but is stored on one."""
+    return {u: buffer for u, buffer in becomes.items() if u.device is not None or buffer.device == device}
+
+
+def see_computed(others: list[Tensor], becomes: dict[UOp, UOp]) -> None:
+    """Tensors read what they are made of where it is stored now. One that is equal to what was computed, or a view of
+    such a one, reads a lazy copy of it: the storage may be assigned."""
+    if any(u.device is None for u in becomes):
+        devices = [t.device for t in others]
+        for d in dict.fromkeys(devices):
+            _see_computed([t for t, own in zip(others, devices) if own == d], stored_on(d, becomes))
+    else:
+        _see_computed(others, becomes)
+
+
+def _see_computed(others: list[Tensor], becomes: dict[UOp, UOp]) -> None:
+    bases = [memory(t.uop) for t in others]
+    mapped = substitute(UOp(Ops.SINK, dtypes.void, tuple(bases)), becomes)
+    for t, base, u in zip(others, bases, mapped.src):
+        if base in becomes and base.op is not Ops.AFTER:
+            u = UOp(Ops.CONTIGUOUS, base.dtype, (becomes[base],))
+        if u is not base:
+            t.uop = rebased(t.uop, base, u, leaf=base.op is not Ops.AFTER)
+            if t._storage is not None:
+                t._storage.own()  # (lets go of the graph as it was)
+
+
+def replace_lazy(becomes: dict[UOp, UOp], own: dict[int, UOp]) -> None:
+    """Live tensors see what has been computed as storage."""
+    lazy = unrealized()
+    if any(r.is_paused for r in capture):  # what the step makes computes it itself, in each replay
+        lazy = [t for t in lazy if any(r.holds(t) for r in capture)]
+    if not lazy:
+        return
+    held = [(r, t) for r in capture for t in lazy if r.holds(t)]
+    others = [t for t in lazy if id(t) not in own]
+    for t in lazy:
+        if id(t) in own:
+            t.uop, t._storage = own[id(t)], None
+    see_computed(others, becomes)
+    for recording, t in held:
+        recording.outside[id(t)] = (t, t.uop)
+
+
+# *** gradients ***
+
+
+def remember(computed: dict[UOp, UOp], becomes: dict[UOp, UOp], overwritten: set[UOp], clock: int) -> None:
+    """A computed value that depends on something trained keeps its graph (over what is stored now), so that
+    backward() works after item() or numpy(). One that was made from values overwritten by now remembers just that.
+    """
+    for u, buffer in becomes.items():
+        if u.op is Ops.AFTER:
+            HISTORY.pop(buffer)
+            SOURCES.pop(buffer)
+            ORIGIN.pop(buffer)
+            WRITTEN[buffer] = clock
+    trained = _trained(computed)
+    leaves = {t.uop for t in TRAINED}
+    floats = [u for u in computed if u not in leaves and u.dtype.is_float]
+    values = [u for u in floats if u in trained]
+    _note_sources([u for u in floats if u not in trained], becomes)
+    if not values:
+        return
+    for device in dict.fromkeys(becomes[u].device for u in values):
+        mine = [u for u in values if becomes[u].device == device]
+        sources = UOp(Ops.SINK, dtypes.void, tuple(s for u in mine for s in u.src))
+        stale = standing_on([sources], overwritten.__contains__, lambda u: u.op is Ops.AFTER or u in becomes)
+        now = iter(substitute(sources, stored_on(device, becomes)).src)
+        for u in mine:
+            src = tuple(next(now) for _ in u.src)
+            HISTORY[becomes[u]] = (None if any(s in stale for s in u.src) else u.replace(src=src), clock)
+
+
+def _note_sources(values: list[UOp], becomes: dict[UOp, UOp]) -> None:
+    """What `gradient()` of a tensor without requires_grad cannot see, and says so: which live values these were made
+    of."""
+    lazy = {t.uop for t in unrealized()} if values else set()
+    for u in values:
+        found = []
+        for s in toposort((u,), carries):
+            known = becomes.get(s, s) if s is not u else u
+            if known is not u and (known.op is Ops.BUFFER or s in lazy) and carries(s):
+                found.append(SOURCES.setdefault(known, Sources(known)))
+        if found:
+            SOURCES.setdefault(becomes[u], Sources(becomes[u])).add(found)
+
+
+def kept_on_the_way(effects: list[UOp], overwritten: set[UOp]) -> list[UOp]:
+    """Values stored on the way that were made from what is overwritten now, and not by training: the random numbers
+    of a dropout. backward() after item() needs them; they could not be computed again.
+    """
+    if not overwritten or not (trained := _trained(effects)):
+        return []
+    readers = standing_on(effects, overwritten.__contains__, Ops.AFTER)
+    return [
+        u for u in toposort(effects) if u.op is Ops.CONTIGUOUS and u.arg is None and u in readers and u not in trained
+    ]
+
+
+def _trained(roots: Iterable[UOp]) -> set[UOp]:
+    """The nodes below `roots` through which a gradient flows to a live tensor that requires one."""
+    leaves = {t.uop for t in TRAINED}
+    return standing_on(roots, lambda u: u in leaves or u in HISTORY, Ops.DETACH) if leaves else set()

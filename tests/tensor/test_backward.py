@@ -1,0 +1,222 @@
+"""How backward() and gradient() behave: what gets a gradient, what is remembered, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from manygrad import GlobalCounters, Tensor, autograd, no_grad
+from manygrad.tensor.stored import SOURCES
+
+
+def test_gradients_add_up_until_they_are_cleared() -> None:
+    x = Tensor([1.0, 2.0], requires_grad=True)
+    (x * 3).sum().backward()
+    (x * x).sum().backward()
+    assert x.grad.tolist() == [5.0, 7.0]  # type: ignore[union-attr]
+    x.grad = None
+    (x * 2).sum().backward()
+    assert x.grad.tolist() == [2.0, 2.0]  # type: ignore[union-attr]
+
+
+def test_only_what_requires_a_gradient_gets_one() -> None:
+    x, y, z = Tensor([1.0, 2.0], requires_grad=True), Tensor([3.0, 4.0]), Tensor([5.0], requires_grad=True)
+    (x * y).sum().backward()
+    assert x.grad.tolist() == [3.0, 4.0] and y.grad is None and z.grad is None  # type: ignore[union-attr]
+
+
+def test_intermediate_tensors_can_require_a_gradient() -> None:
+    x = Tensor([1.0, 2.0], requires_grad=True)
+    h = (x * 3).requires_grad_()
+    (h * h).sum().backward()
+    assert h.grad.tolist() == [6.0, 12.0]  # type: ignore[union-attr]
+
+
+def test_detach_stops_the_flow() -> None:
+    x = Tensor([1.0, 2.0], requires_grad=True)
+    (x * x.detach() + x.detach()).sum().backward()
+    assert x.grad.tolist() == [1.0, 2.0]  # type: ignore[union-attr]
+    with pytest.raises(RuntimeError, match="no tensor with requires_grad=True stands below"):
+        (Tensor([1.0]) * 2).sum().backward()
+
+
+@pytest.mark.parametrize(
+    "look", [lambda t: t.sum().item(), lambda t: t.realize(), lambda t: t.numpy(), lambda t: t.tolist()]
+)
+def test_backward_after_the_value_was_read(look: Callable[[Tensor], object]) -> None:
+    w = Tensor([[1.0, 2.0], [3.0, 4.0]], requires_grad=True)
+    h = (Tensor([[1.0, 1.0]]) @ w).relu()
+    loss = (h**2).mean()
+    look(h)
+    look(loss)
+    loss.backward()
+    assert w.grad.tolist() == [[4.0, 6.0], [4.0, 6.0]]  # type: ignore[union-attr]
+
+
+def test_a_written_value_has_no_history() -> None:
+    """A running sum of losses: its graph is not the one that its storage was first made of."""
+    w = Tensor([2.0], requires_grad=True)
+    total = (w * 1).realize()
+    total.assign(total + 5).realize()
+    (total * w).sum().backward()
+    assert w.grad.tolist() == [7.0]  # type: ignore[union-attr]
+
+
+def test_reading_first_changes_no_gradient() -> None:
+    """Dropout and an assigned weight in one model: backward() uses the numbers that the value was computed with,
+    and writes nothing again."""
+
+    def run(read: bool) -> list[list[float]]:
+        Tensor.manual_seed(1)
+        w, scale = Tensor([[0.5, -1.0], [2.0, 0.25]], requires_grad=True).realize(), Tensor([3.0]).realize()
+        w.assign(w * 2)
+        scale.assign(scale + 1)
+        with Tensor.train():
+            h = ((Tensor([[1.0, 2.0], [3.0, 4.0]]) @ w).dropout(0.5) * scale).tanh()
+            loss = (h * h).mean(1).dropout(0.5).sum()
+            if read:
+                h.numpy()
+                loss.item()
+            loss.backward()
+        assert w.grad is not None
+        return [w.grad.tolist(), w.tolist(), scale.tolist(), [loss.item()]]
+
+    assert run(True) == run(False)
+
+
+def test_backward_reads_what_is_stored() -> None:
+    w = Tensor(np.ones((8, 8)), requires_grad=True).realize()
+    x = Tensor(np.ones((4, 8))).realize()
+
+    def kernels(read: bool) -> int:
+        h = (x @ w).exp()
+        loss = (h @ w).sum()
+        if read:
+            h.realize(loss)
+        w.grad = None
+        before = GlobalCounters.kernel_count
+        loss.backward()
+        w.grad.realize()  # type: ignore[attr-defined]
+        return GlobalCounters.kernel_count - before
+
+    assert kernels(read=True) < kernels(read=False)
+
+
+def test_backward_through_what_was_overwritten_is_an_error() -> None:
+    w, x = Tensor([2.0, 3.0], requires_grad=True), Tensor([1.0, 1.0]).realize()
+    for written in (x, w):
+        h = (w * x * x).realize()
+        written.assign(written + 1).realize()
+        with pytest.raises(
+            RuntimeError,
+            match=r"a value of shape \(2,\) was computed and then what it was computed from was overwritten",
+        ):
+            h.sum().backward()
+        assert w.grad is None
+    (w * x).sum().backward()  # computed again, it is fine
+    assert w.grad.tolist() == [2.0, 2.0]  # type: ignore[attr-defined]
+
+
+def test_two_parameters_that_start_equal_have_two_gradients() -> None:
+    """Ones and zeros are one node in the graph; parameters are not."""
+    a, b = Tensor.ones(2, requires_grad=True), Tensor.ones(2, requires_grad=True)
+    (a * 2 + b * 3).sum().backward()
+    assert (a.grad.tolist(), b.grad.tolist()) == ([2.0, 2.0], [3.0, 3.0])  # type: ignore[union-attr]
+    a, b = Tensor.zeros(2), Tensor.zeros(2)
+    a.requires_grad_(), b.requires_grad_()
+    y = (a * 2 + b * 3 + 1).realize()  # stored before the parameters are
+    a.realize()
+    (y * y).sum().backward()
+    assert (a.grad.tolist(), b.grad.tolist()) == ([4.0, 4.0], [6.0, 6.0])  # type: ignore[union-attr]
+
+
+def test_backward_with_a_given_gradient() -> None:
+    x = Tensor([1.0, 2.0], requires_grad=True)
+    (x * x).backward(Tensor([10.0, 100.0]))
+    assert x.grad.tolist() == [20.0, 400.0]  # type: ignore[union-attr]
+
+
+def test_gradient_leaves_grad_alone_and_gives_zeros_where_nothing_flows() -> None:
+    x, y, z = Tensor([1.0, 2.0], requires_grad=True), Tensor([3.0], requires_grad=True), Tensor([4.0])
+    gx, gy, gz = ((x * x).sum() + z.detach()).gradient(x, y, z)
+    assert gx.tolist() == [2.0, 4.0] and gy.tolist() == gz.tolist() == [0.0] and x.grad is None
+
+
+def test_no_zeros_for_what_a_computed_value_may_depend_on() -> None:
+    """A value in memory knows only that it was computed from what has no requires_grad."""
+    for kept in (True, False):
+        x = Tensor([1.0, 2.0])
+        x.requires_grad = kept
+        (slope,) = (x**3).sum().gradient(x)
+        assert slope.sum().gradient(x)[0].tolist() == [6.0, 12.0]
+        for value in (slope, x * x * 3):
+            value.realize()
+            if kept:
+                assert value.sum().gradient(x)[0].tolist() == [6.0, 12.0]
+            else:
+                with pytest.raises(RuntimeError, match="was computed from one of the targets"):
+                    value.sum().gradient(x)
+
+
+STORED: dict[str, Callable[[Tensor], tuple[Tensor, Tensor]]] = {  # -> (what a gradient does not flow through, target)
+    "directly": lambda x: ((x * x).realize(), x),
+    "lazy target": lambda x: (((y := x + 1) * y).realize(), y),
+    "view": lambda x: (((y := x.reshape(2, 1)) * 2).realize().reshape(2), y),
+    "through another": lambda x: (((x * x).realize() * 2).realize(), x),
+    "in one go": lambda x: (((y := x * x) + 1).realize(y), y),
+    "below a trained one": lambda x: (((x * x).realize() * Tensor([1.0, 2.0], requires_grad=True)).realize(), x),
+}
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_a_part_that_a_gradient_cannot_see_is_an_error(name: str) -> None:
+    """The rest of it would be a wrong number."""
+    z, target = STORED[name](Tensor([1.0, 2.0]))
+    for value in (z, z + target.reshape(2)):
+        with pytest.raises(RuntimeError, match=r"as far as is known|was computed from one of the targets"):
+            value.sum().gradient(target)
+        with pytest.raises(RuntimeError, match="was computed from one of the targets"):
+            autograd.grad(value.sum(), target, allow_unused=True)
+    (z.detach() + target.reshape(2)).sum().gradient(target)
+
+
+def test_values_that_others_were_computed_from_are_constants_to_these() -> None:
+    x, w = Tensor([1.0, 2.0]), Tensor([3.0, 4.0])
+    z = (x * 2).realize()
+    assert (z * w + x.detach()).sum().gradient(w)[0].tolist() == [2.0, 4.0]  # (no other target)
+    assert (z * 3).sum().gradient(z)[0].tolist() == [3.0, 3.0]
+    z.assign(Tensor([5.0, 6.0])).realize()  # and no longer what was computed
+    assert (z + x).sum().gradient(x)[0].tolist() == [1.0, 1.0]
+    with no_grad():
+        y = (x * 2).realize()
+    assert (y + x).sum().gradient(x)[0].tolist() == [1.0, 1.0]
+
+
+def test_a_long_computation_does_not_remember_what_is_gone() -> None:
+    first = x = Tensor([1.0, 2.0]).realize()
+    for _ in range(50):
+        x = (x * 0.5 + 1).realize()
+    sources = SOURCES[x.uop]
+    assert first.uop in sources and Tensor([3.0]).realize().uop not in sources
+    links, todo = 0, [sources]
+    while todo:
+        links, todo = links + 1, [*todo.pop().below, *todo]
+    assert links < 8
+
+
+def test_gradients_of_the_half_types() -> None:
+    for kind in ("float16", "bfloat16"):
+        x = Tensor(np.ones((4, 3))).cast(kind).realize().requires_grad_()
+        (x * Tensor([1.0, 2.0, 3.0])).sum().backward()
+        assert x.grad.dtype is x.dtype and x.grad.tolist() == [[1.0, 2.0, 3.0]] * 4  # type: ignore[union-attr]
+
+
+def test_deep_graphs_and_shared_values() -> None:
+    x = Tensor([1.0], requires_grad=True)
+    y = x
+    for _ in range(3000):
+        y = y * 1.0001 + 0.0
+    y.sum().backward()
+    assert x.grad.item() == pytest.approx(1.0001**3000, rel=1e-3)  # type: ignore[union-attr]
