@@ -348,6 +348,8 @@ def pooling(v: Value, n: Numbers) -> Value | None:
         return None
     wide = np.pad(x, ((0, 0), (0, 0), (padding, padding)), constant_values=-(10**6))
     want = np.max([wide[:, :, k * dilation : k * dilation + length : step_] for k in range(size)], 0)
+    if (want == -(10**6)).any():  # (a window of nothing but padding: minus infinity)
+        return None
     return Value(F.max_pool1d(v.tensor.reshape(x.shape), size, step_, padding, dilation), want)
 
 
