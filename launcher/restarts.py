@@ -120,8 +120,11 @@ class Restarts:
         if self.counted == self.limit:
             return Over(f"no restarts are left (--max-restarts {self.limit})", EXIT_RESTARTS)
         self.counted += 1
-        delay_s = min(BACKOFF_S * 2**self.without_progress, LONGEST_BACKOFF_S)
-        return Again(delay_s, f"restart {self.counted} of at most {self.limit} in {delay_s:g} s")
+        n = self.without_progress
+        delay_s = min(BACKOFF_S * 2 ** (n - 1), LONGEST_BACKOFF_S) if n else 0.0
+        return Again(
+            delay_s, f"restart {self.counted} of at most {self.limit}, {f'in {delay_s:g} s' if n else 'at once'}"
+        )
 
     def _progress(self, before: AttemptStory, story: AttemptStory) -> bool:
         saved = max((s.saved for s in self.stories[:-1] if s.saved is not None), default=-1)

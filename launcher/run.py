@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 from manygrad.tensor.environment import CUDA_DEVICE, MANYGRAD_PLAIN_LINKS, REGISTRY
@@ -19,11 +20,11 @@ from .guard import Guard
 from .inquiries import Inquiries
 from .instructions import Beat, Done, Instruction, Kill, Send, Warn
 from .interrupts import Signals
-from .janitor import EPOCH_MARK, MARK
+from .janitor import MARK, START_MARK
 from .job import Job
 from .logs import Console, RankLogs, Terminal
 from .messages import AgentLost, Event, Exited, Failed, Interrupt, Output, Spawned, Stacks, Tick
-from .ranks import State
+from .ranks import Rank, State
 from .spec import WorkerSpec
 from .supervisor import SHARES
 
@@ -53,10 +54,16 @@ class Surroundings:
 
 class Run:
     """The loop between the controller and the world, for one attempt on these places; earlier ones have spent
-    `spent_s`. Large: its parts, made and ended together."""
+    `spent_s`, and left `ready` ranks, whose processes are there. Large: its parts, made and ended together."""
 
     def __init__(
-        self, around: Surroundings, server: ControlServer, places: list[Place], began: float, spent_s: float
+        self,
+        around: Surroundings,
+        server: ControlServer,
+        places: list[Place],
+        began: float,
+        spent_s: float,
+        ready: Mapping[int, Rank],
     ) -> None:
         job = around.job
         self.around, self.job, self.server, self.places, self.began = around, job, server, places, began
@@ -77,17 +84,18 @@ class Run:
             start_timeout_s=job.start_timeout_s,
             grace_s=job.grace_s,
             silent_s=self.silent_s,
+            ready=ready,
         )
 
     def run(self) -> None:
-        """Until every process has ended, or all time for it is up."""
+        """Until every process has ended, or is ready for another epoch, or all time for it is up."""
         job, c = self.job, self.controller
         self._announce()
-        for rank in range(self.size):
-            self.cluster.run(rank, asdict(self._spec(rank)), job.payload)
+        starts = [r.rank for r in c.ranks if r.state is State.WAITING]
+        self.cluster.run({rank: asdict(self._spec(rank)) for rank in starts}, job.payload)
         try:
             self._loop()
-            self.server.send("agent", range(self.size), "stop")
+            self.server.send("agent", [r.rank for r in c.ranks if r.state is not State.READY], "stop")
             for _ in range(4 if c.root is None and job.kind == "function" else 1):
                 self.server.receive(0.01)
             if c.root is None and job.kind == "function":
@@ -147,7 +155,7 @@ class Run:
             env["MANYGRAD_PLAIN_LINKS"] = "1"
         env |= {
             MARK: job.id,
-            EPOCH_MARK: str(self.server.epoch),
+            START_MARK: f"{self.server.epoch}.{rank}",
             "RANK": str(rank),
             "WORLD_SIZE": str(self.size),
             "LOCAL_RANK": str(place.local_rank),
@@ -181,6 +189,7 @@ class Run:
             start_timeout_s=job.start_timeout_s,
             silent_s=self.silent_s,
             clock_rate=job.clock_rate,
+            restarts=job.max_restarts > 0,
         )
 
     def _loop(self) -> None:

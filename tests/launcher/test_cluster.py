@@ -64,8 +64,7 @@ def test_ray_is_left_after_who_listens_to_it(monkeypatch: pytest.MonkeyPatch, tm
 
     monkeypatch.setattr(sys.modules["ray"], "wait", wait, raising=False)
     c._agents = [SimpleNamespace(run=SimpleNamespace(remote=lambda *_: object())) for _ in range(2)]
-    for rank in range(2):
-        c.run(rank, {}, b"")
+    c.run({rank: {"epoch": 0} for rank in range(2)}, b"")
     while not asked:
         time.sleep(0.01)
     assert c.stop(fast=True) == ""
@@ -98,8 +97,7 @@ def names() -> list[str]:
 
 def listening(c: Cluster) -> None:
     c._agents = [SimpleNamespace(run=SimpleNamespace(remote=lambda *_: object())) for _ in range(2)]
-    for rank in range(2):
-        c.run(rank, {}, b"")
+    c.run({rank: {"epoch": 0} for rank in range(2)}, b"")
 
 
 @pytest.mark.parametrize("odd", [False, True])
@@ -117,8 +115,7 @@ def test_an_error_in_the_thread_that_asks_ray_is_told(
     monkeypatch.setattr(sys.modules["ray"], "wait", wait, raising=False)
     listening(c)
     c._supervised[0] = None
-    assert c._listener is not None
-    c._listener.join(20)
+    c._listeners[0].join(20)
     lost, trouble = c.lost()
     words = "TypeError: cannot unpack" if odd else "the GCS is dead"
     assert [rank for rank, _ in lost] == [1] and lost[0][1].startswith(words) and trouble.startswith(words)
@@ -132,7 +129,7 @@ def test_an_error_while_leaving_ray_is_told(
 ) -> None:
     c, _ = attached(monkeypatch, tmp_path)
     c._agents = None  # type: ignore[assignment]
-    c._listener = SimpleNamespace(join=lambda: [].index(0))  # type: ignore[assignment]
+    c._listeners = [SimpleNamespace(join=lambda: [].index(0))]  # type: ignore[assignment]
     assert c.stop(fast=False) == "ValueError: 0 is not in list"
     assert "the thread manygrad-leave-ray has ended by an error:\nTraceback" in capfd.readouterr().err
 

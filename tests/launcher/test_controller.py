@@ -30,6 +30,7 @@ from manygrad.launcher.messages import (
     Output,
     Planned,
     Progress,
+    Ready,
     Spawned,
     Stacks,
     Started,
@@ -261,25 +262,26 @@ def test_what_comes_when_all_may_go_is_late() -> None:
 
 
 TABLE = """
-            waiting  spawned  joined  connecting  running   finished  failed  exited
-Spawned     spawned  -        joined  connecting  running   finished  failed  -
-Hello       joined   joined   -       -           -         -         -       -
-Started     -        -        -       running     -         -         -       -
-Progress    waiting  spawned  joined  connecting  running   finished  -       -
-Planned     -        -        -       -           running   -         -       -
-Values      -        -        -       -           running   -         -       -
-Finished    -        -        -       -           finished  -         -       -
-Failed      failed   failed   failed  failed      failed    failed    -       exited
-Stopping    waiting  spawned  joined  connecting  running   finished  -       -
-AgentBeat   waiting  spawned  joined  connecting  running   finished  failed  exited
-Exited      exited   exited   exited  exited      exited    exited    exited  -
-Closed      -        -        -       -           -         -         -       exited
-AgentLost   exited   exited   exited  exited      exited    exited    exited  exited
-Output      -        -        -       -           -         -         -       -
-Committed   -        -        -       -           running   -         failed  exited
-AtStep      -        -        -       -           running   -         -       -
-Terminated  -        -        -       -           running   -         -       -
-Stacks      -        -        -       -           -         -         -       -
+            waiting  spawned  joined  connecting  running   finished  failed  ready   exited
+Spawned     spawned  -        joined  connecting  running   finished  failed  ready   -
+Hello       joined   joined   -       -           -         -         -       -       -
+Started     -        -        -       running     -         -         -       -       -
+Progress    waiting  spawned  joined  connecting  running   finished  -       ready   -
+Planned     -        -        -       -           running   -         -       -       -
+Values      -        -        -       -           running   -         -       -       -
+Finished    -        -        -       -           finished  -         -       -       -
+Failed      failed   failed   failed  failed      failed    failed    -       -       exited
+Stopping    waiting  spawned  joined  connecting  running   finished  -       -       -
+AgentBeat   waiting  spawned  joined  connecting  running   finished  failed  ready   exited
+Exited      exited   exited   exited  exited      exited    exited    exited  exited  -
+Closed      -        -        -       -           -         -         -       -       exited
+AgentLost   exited   exited   exited  exited      exited    exited    exited  exited  exited
+Output      -        -        -       -           -         -         -       -       -
+Committed   -        -        -       -           running   -         failed  -       exited
+AtStep      -        -        -       -           running   -         -       -       -
+Terminated  -        -        -       -           running   -         -       -       -
+Stacks      -        -        -       -           -         -         -       -       -
+Ready       -        -        -       -           -         -         ready   -       -
 """
 
 
@@ -389,6 +391,7 @@ def any_event(draw: st.DrawFn, n: int) -> Event | Interrupt | Tick:
         AtStep: lambda: AtStep(r, draw(count)),
         Terminated: lambda: Terminated(r),
         Stacks: lambda: Stacks(r, "text"),
+        Ready: lambda: Ready(r),
         AgentBeat: lambda: AgentBeat(r, draw(st.sampled_from(["", "T", "D", "R"])), draw(count)),
         Exited: lambda: Exited(r, draw(st.sampled_from([0, 1, -9, -70]))),
         Closed: lambda: Closed(r),
