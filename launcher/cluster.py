@@ -101,6 +101,7 @@ class Cluster:
     _results: dict[int, bytes] = field(default_factory=dict)
     # ranks whose supervisor runs, or did; of one on this host (descriptor, pid), until it ends
     _supervised: dict[int, tuple[int, int] | None] = field(default_factory=dict)
+    _without_agents: set[int] = field(default_factory=set)  # ranks that are supervised, but whose agents are gone
     _without_ray: bool = False  # this process starts the supervisors itself
     _stopping: bool = False
     _threads: Threads = field(default_factory=Threads)
@@ -357,6 +358,7 @@ class Cluster:
                 out.append((rank, "it ended"))
             elif rank in self._supervised:
                 trouble = reason
+                self._without_agents.add(rank)
             else:
                 out.append((rank, reason))
         return out, trouble
@@ -383,17 +385,20 @@ class Cluster:
 
     def keeps(self, ready: Container[int]) -> bool:
         """Whether the places stay for another attempt, in which the processes of `ready` ranks go on: those of the
-        others, which have been told to end, have, and their agents can start new ones."""
+        others, which have been told to end, have, and their agents can start new ones. Where a ready rank's agent is
+        gone, so is its node for Ray, and another one is looked for, as for a run that has fewer than it wants."""
         ended = [r for r in range(len(self.places)) if r not in ready]
         self._let_go(ended)
         if self.started_ray:
             self._without_ray = True
             return True
+        if len(self.places) < self.job.nodes:
+            return False
         until = time.monotonic() + ENDING_S
         while any(r not in self._results for r in ended) and time.monotonic() < until:
             self.lost()
             time.sleep(LOOK_AGENTS_S)
-        return all(self._results.pop(r, None) is not None for r in ended)
+        return not ended or (not self._without_agents and all(self._results.pop(r, None) is not None for r in ended))
 
     def again(self, least: int, give_up: Callable[[], bool]) -> list[Place]:
         """Places for another attempt, when the last one's supervisors have been told to end.
@@ -403,7 +408,7 @@ class Cluster:
         as a start may take. Raises `Infeasible`; or returns no places, where it is to `give_up`.
         """
         self._let_go(range(len(self.places)))
-        self._news, self._results = queue.SimpleQueue(), {}
+        self._news, self._results, self._without_agents = queue.SimpleQueue(), {}, set()
         if self.started_ray:
             self._without_ray = True
             return self.places
