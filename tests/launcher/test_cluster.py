@@ -134,6 +134,26 @@ def test_an_error_while_leaving_ray_is_told(
     assert "the thread manygrad-leave-ray has ended by an error:\nTraceback" in capfd.readouterr().err
 
 
+def test_places_are_kept_where_their_agents_can_start_others(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    """The word of an agent on a supervisor in whose place there is another one by now is not of this one."""
+    monkeypatch.setattr(cluster, "ENDING_S", 0.1)
+    c, _ = attached(monkeypatch, tmp_path)
+    c.places = [Place("h", "10.0.0.1", 4, r, 2) for r in range(2)]
+    c._epochs, c._supervised = {0: 0, 1: 0}, {0: None, 1: None}
+    assert not c.keeps({0}), "nothing was heard of the agent of rank 1"
+    c._news.put((1, 0, b"", ""))
+    assert c.keeps({0}) and not c.keeps({0}), "each word is for one start"
+    c._epochs[1] = 1
+    c._news.put((1, 0, b"", ""))
+    assert c.lost() == ([], "")
+    assert c.keeps({0, 1}), "no new process is needed"
+    c._news.put((0, 0, None, "the node died"))
+    c._news.put((1, 1, b"", ""))
+    assert not c.keeps({0}), "rank 0 runs where Ray has no node any more"
+    c._without_agents, c.job.nodes = set(), 3
+    assert not c.keeps({0, 1}), "a third node may have come back"
+
+
 def test_the_guard_ends_and_loses_no_error(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     guard = guard_module.Guard(lambda text: None)
     guard.start()

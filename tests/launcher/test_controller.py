@@ -299,6 +299,29 @@ def test_the_table_leads_out_of_every_state() -> None:
             assert FITS[state, Exited][0] is State.EXITED and FITS[state, AgentLost][0] is State.EXITED
 
 
+def test_who_is_ready_ends_no_attempt_and_begins_the_next() -> None:
+    c = running(3)
+    c.handle(Exited(2, -9), 1.0)
+    for r in (0, 1):
+        c.handle(failed(r, consequence=True, text="LaunchAborted"), 1.1)
+    c.handle(Ready(0), 1.2)
+    assert c.handle(Closed(2), 1.3) == []
+    assert c.handle(Ready(1), 1.4) == [Done()]
+    again = Controller(3, 2.0, ready={r.rank: r for r in c.ranks if r.state is State.READY})
+    assert [(r.state, r.pid) for r in again.ranks] == [(State.SPAWNED, 100), (State.SPAWNED, 101), (State.WAITING, 0)]
+    assert [i for r in (0, 1) for i in again.handle(hello(r), 2.1)] == []
+    assert sent(again.handle(hello(2), 2.2), "cards"), "the new process is told of those that were there"
+
+
+def test_who_says_that_it_is_ready_when_it_was_told_to_end_is_killed() -> None:
+    c = running(2)
+    c.handle(Exited(1, -9), 1.0)
+    c.handle(failed(0, consequence=True), 1.1)
+    assert c.handle(Tick(), 3.1) == [Kill((0,), signal.SIGTERM)]
+    c.handle(Ready(0), 3.2)
+    assert c.ranks[0].state is State.FAILED and c.handle(Tick(), 3.8) == [Kill((0,), signal.SIGKILL)]
+
+
 def test_the_story_of_a_rank() -> None:
     c = running(2)
     for t in range(1, 13):
