@@ -129,6 +129,7 @@ class Attempts:
             step=max(steps, default=None),
             saved=max(saved, default=None),
             root=c.root,
+            kept=run.kept,
         )
 
     def _places(self, then: Again) -> list[Place] | Over:

@@ -70,7 +70,7 @@ class Run:
         self.cluster, self.logs, self.clock, self.size = around.cluster, around.logs, server.clock, len(places)
         show = range(self.size) if job.log_ranks == "all" else [int(r) for r in job.log_ranks.split(",") if r]
         self.console = Console(self.size, frozenset(show), terminal=sys.stdout is not None and sys.stdout.isatty())
-        self.ready_s = time.monotonic() - began
+        self.ready_s, self.kept = time.monotonic() - began, len(ready)
         self.silent_s = float(REGISTRY["HEARTBEAT_TIMEOUT_S"].value)
         self.ray_is_gone = False
         self.results = list[bytes]()  # of a function, by rank

@@ -81,6 +81,7 @@ def test_who_survives_goes_on_in_its_process(name: str, launcher: Launcher, left
     assert run.code == 0 and ends(run, 3), (run.out, run.err)
     first, second = processes(run.out)
     assert {r for r in first if first[r] == second[r]} == survivors, run.err
+    assert [a["kept"] for a in run.report["attempts"]] == [0, len(survivors)]
     assert {at for *_, at in BEGUN.findall(run.out)} == {"0", "4"}
     if why is not None:
         told = re.findall("a new process takes its place in another attempt: (.*)", run.out + run.err)
