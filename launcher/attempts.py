@@ -23,12 +23,13 @@ from .cluster import Place
 from .control import ControlServer
 from .link import Clock
 from .logs import write
-from .messages import readable
+from .messages import Closed, Output, readable
 from .ranks import Rank, State
 from .restarts import Again, AttemptStory, Over, Restarts
 from .run import Run, Surroundings
 
 WAIT_S = 0.05  # between looks for a signal
+LEAVE_S = 2.0  # how long processes that are not needed any more may take to end
 
 
 @dataclass
@@ -106,8 +107,15 @@ class Attempts:
         return run
 
     def _dismiss(self) -> None:
-        """End the processes that are ready, and the channel."""
+        """End the processes that are ready, as they end by themselves, and the channel."""
         if self.server is not None:
+            self.server.send("worker", self.ready, "release")
+            left, until = set(self.ready), time.monotonic() + LEAVE_S
+            while left and time.monotonic() < until:
+                for event in self.server.receive(WAIT_S):
+                    left -= {event.rank} if isinstance(event, Closed) else set()
+                    if isinstance(event, Output):
+                        self.around.logs.write(event.rank, event.text)
             self.server.send("agent", self.ready, "stop")
             self.server.receive(0.01)
             self.server.close()

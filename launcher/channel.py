@@ -114,12 +114,14 @@ class Channel:
         self.waiting: Callable[[], tuple[int, float, str] | None] = lambda: None
         self.meanwhile: Callable[[], None] = lambda: None  # about every second while the main thread waits here
 
-    def next_epoch(self) -> None:
-        """Tell the driver that this process has left the epoch, which has failed, and wait until it begins another."""
+    def next_epoch(self) -> bool:
+        """Tell the driver that this process has left the epoch, which has failed, and wait until it begins another. False:
+        it begins none."""
         old = self.epoch
         self.send_in(old, "ready")
         with self.changed:
-            self.changed.wait_for(lambda: self.epoch is not old)
+            self.changed.wait_for(lambda: self.epoch is not old or old.released)
+        return self.epoch is not old
 
     def send(self, kind: str, /, **content: Any) -> None:
         """Queue one message for the driver, in this epoch."""

@@ -72,7 +72,8 @@ def main() -> int:
         if why := why_not_again(channel, before):
             sys.stderr.write(f"rank {spec.rank}: a new process takes its place in another attempt: {why}\n")
             return code
-        channel.next_epoch()
+        if not channel.next_epoch():
+            return code
         spec = replace(spec, epoch=channel.epoch.number)
 
 

@@ -89,6 +89,15 @@ def test_who_survives_goes_on_in_its_process(name: str, launcher: Launcher, left
     assert left_behind(run.report["job"]) == [] and run.still_there() == []
 
 
+def test_who_is_not_needed_any_more_ends_as_others_do(launcher: Launcher, left_behind: Left) -> None:
+    """What the process has registered for its end is done."""
+    text = "from manygrad import Tensor\nTensor([1.0]).numpy()\nraise ValueError"
+    run = launcher(text, "--nodes", "2", "--max-restarts", "5", PROFILE="1").wait()
+    assert run.code == 1 and [a["kept"] for a in run.report["attempts"]] == [0, 2], run.err
+    assert all("profile: " in (run.run_dir / f"rank{r}.log").read_text() for r in range(2)), run.err
+    assert "the profile of all ranks is in" in run.err and left_behind(run.report["job"]) == []
+
+
 def test_a_save_that_waits_for_a_dead_rank_holds_nobody_up(launcher: Launcher) -> None:
     """A thread writes it; rank 1 is killed before it has written its part."""
     fault = "if world.rank == 1: checkpoints.finish(); os.fsync = lambda fd: os.kill(os.getpid(), 9)"
