@@ -115,8 +115,8 @@ class Channel:
         self.meanwhile: Callable[[], None] = lambda: None  # about every second while the main thread waits here
 
     def next_epoch(self) -> bool:
-        """Tell the driver that this process has left the epoch, which has failed, and wait until it begins another. False:
-        it begins none."""
+        """Tell the driver that this process has left the epoch, which has failed, and wait until it begins another.
+        False: it begins none."""
         old = self.epoch
         self.send_in(old, "ready")
         with self.changed:
