@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import os
+from dataclasses import replace
 from typing import Any
 
 from manygrad.checkpoint.index import NAME
@@ -19,8 +19,6 @@ from manygrad.runtime.current import current
 from manygrad.tensor.dtype import to_dtype
 from manygrad.tensor.environment import COLLECTIVE_TIMEOUT_S
 from manygrad.tensor.tensor import Tensor
-
-_numbers = itertools.count()  # of attempts to save: ranks make the same ones
 
 Folder = str | os.PathLike[str]
 
@@ -43,10 +41,13 @@ def attempt(folder: Folder, keep: int | None, timeout_s: float | None) -> Attemp
         raise ValueError(f"keep says how many checkpoints stay, at least 1, not {keep}")
     world = current().world
     limit_s = float(COLLECTIVE_TIMEOUT_S.value) if timeout_s is None else timeout_s
-    job = f"{world.job}-{os.getpid() if world.size == 1 else world.epoch}"
+    job = f"{world.job}-{world.epoch}" + (f"-{os.getpid()}" if world.size == 1 else "")
+    communication = current().communication
+    communication.saves += 1
     where = location(folder)
     kind = RemoteAttempt if is_remote(where) else Attempt
-    return kind(where, world.rank, world.size, job, next(_numbers), keep, limit_s)
+    attempt = kind(where, world.rank, world.size, job, communication.saves, keep, limit_s)
+    return attempt if (hooks := communication.hooks) is None else replace(attempt, has_failed=hooks.has_failed)
 
 
 def taken(state: Any, step: int) -> Snapshot:

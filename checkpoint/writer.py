@@ -18,6 +18,7 @@ import shutil
 import struct
 import time
 import warnings
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, BinaryIO
@@ -31,6 +32,7 @@ from manygrad.checkpoint.layout import TensorPart
 from manygrad.checkpoint.reader import CheckpointReader, Saved, committed
 from manygrad.errors import CheckpointError, OtherRankFailed
 
+STALLED_S = 0.3  # nothing is written for so long in a run that has failed: who is waited for will not come
 LOOK_S = 0.005  # between looks for the other ranks, at first; then ever longer ones, up to
 LONGEST_LOOK_S = 0.2
 _ATTEMPT = re.compile(r"step-\d+\.(.+)\.(\d+)\.tmp")
@@ -56,6 +58,7 @@ class Attempt:
     number: int
     keep: int | None
     timeout_s: float
+    has_failed: Callable[[], bool] = lambda: False  # whether the run has, in another rank
 
     def write(self, snapshot: Snapshot) -> str:
         """Returns the path of the committed checkpoint. CheckpointError: there is none."""
@@ -167,11 +170,12 @@ class Attempt:
                 )
             if sum(there.values()) + len(there) != before:
                 since, before = time.monotonic(), sum(there.values()) + len(there)
-            if time.monotonic() - since > self.timeout_s:
+            limit_s = min(self.timeout_s, STALLED_S) if self.has_failed() else self.timeout_s
+            if time.monotonic() - since > limit_s:
                 missing = [r for r in range(self.size) if f"part-{r:05d}.json" not in there] or [0]
                 late = ", ".join(map(str, missing))
                 raise OtherRankFailed(
-                    f"{at} was not committed: nothing was written for {self.timeout_s:g} s, while rank {late} "
+                    f"{at} was not committed: nothing was written for {limit_s:g} s, while rank {late} "
                     f"was waited for. {self.folder} must be one folder that all workers see, at one path; a slow disk "
                     "needs a longer timeout_s",
                     peer=missing[0],

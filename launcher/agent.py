@@ -57,7 +57,7 @@ def start(spec: dict[str, Any], payload: bytes, package: list[str], writer: int)
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         pass_fds=(writer,),
-        env=dict(os.environ) | {"MANYGRAD_JOB": spec["job"], "MANYGRAD_EPOCH": str(spec["epoch"])},
+        env=dict(os.environ) | {"MANYGRAD_JOB": spec["job"], "MANYGRAD_START": f"{spec['epoch']}.{spec['rank']}"},
         cwd="/",
         start_new_session=True,
     )

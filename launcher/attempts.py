@@ -1,7 +1,8 @@
 """The attempts of a job: one, and after a failure others, each in an epoch of its own.
 
-Every worker process is started anew, and so are the launcher's channel and its keys, so nothing that belongs to an old
-epoch reaches a later one. What the attempts share is Ray, the logs, the terminal and the run directory.
+Workers that survive a failure keep their processes, with all that these have compiled, and so does the launcher's
+channel: what is on its way in an old epoch is dropped (`link.Conversation`). In the place of each other one a new
+process is started. Where none survives, or places are lost, every process is started anew, on a channel with new keys.
 `restarts.py` decides whether there is another attempt.
 """
 
@@ -19,15 +20,16 @@ from manygrad.errors import EXIT_INFEASIBLE, Infeasible
 
 from . import report, traces
 from .control import ControlServer
-from .janitor import sweep_epoch
 from .link import Clock
 from .logs import write
-from .messages import readable
+from .messages import Closed, Output, readable
 from .places import Place
+from .ranks import Rank, State
 from .restarts import Again, AttemptStory, Over, Restarts
 from .run import Run, Surroundings
 
 WAIT_S = 0.05  # between looks for a signal
+LEAVE_S = 2.0  # how long processes that are not needed any more may take to end
 
 
 @dataclass
@@ -51,6 +53,8 @@ class Attempts:
         self.running_since = 0.0  # of the first attempt: what came before is no part of --timeout
         self.told = False  # the report of the last attempt
         self.restarts = Restarts(around.job.max_restarts)
+        self.server: ControlServer | None = None
+        self.ready: dict[int, Rank] = {}  # ranks whose processes wait for the next attempt
         around.inquiries.stories = self.restarts.stories
         self.command = readable(
             shlex.join([self.job.target, *self.job.args])
@@ -65,6 +69,8 @@ class Attempts:
                 run = self._attempt(epoch, places, began)
                 story = self._story(run)
                 of = run.controller.run
+                if all(r.state in (State.READY, State.EXITED) for r in of.ranks):  # (else one might still take part)
+                    self.ready = {r.rank: r for r in of.ranks if r.state is State.READY}
                 asked = bool(of.interrupted) or of.preemption.by_launcher
                 then = self.restarts.after(story, ends=asked or self._spent_s() > (self.job.timeout_s or math.inf))
                 if isinstance(then, Again):
@@ -77,26 +83,43 @@ class Attempts:
                     then = found
                 break
         finally:
+            self._dismiss()
             around.terminal.close(lambda: bool(around.signals.queue))
             around.logs.close()
         return self._outcome(run, then)
 
     def _attempt(self, epoch: int, places: list[Place], began: float) -> Run:
         around, job = self.around, self.job
-        clock = Clock(job.clock_rate)
-        server = ControlServer(len(places), around.cluster.driver_ip, job.port, clock, epoch)
-        try:
-            if not epoch:
-                around.signals.check()
-                around.signals.supervised = True
-                self.running_since = time.monotonic()
-            self.told = False
-            run = Run(around, server, places, began, self._spent_s())
-            around.inquiries.begins(run.controller, clock)
-            run.run()
-        finally:
-            server.close()
+        if self.server is None:
+            clock = Clock(job.clock_rate)
+            self.server = ControlServer(len(places), around.cluster.driver_ip, job.port, clock, epoch)
+        else:
+            self.server.begin(epoch, [r for r in range(len(places)) if r not in self.ready])
+            self.server.beat()
+        if not epoch:
+            around.signals.check()
+            around.signals.supervised = True
+            self.running_since = time.monotonic()
+        self.told = False
+        run = Run(around, self.server, places, began, self._spent_s(), self.ready)
+        around.inquiries.begins(run.controller, self.server.clock)
+        run.run()
         return run
+
+    def _dismiss(self) -> None:
+        """End the processes that are ready, as they end by themselves, and the channel."""
+        if self.server is not None:
+            self.server.send("worker", self.ready, "release")
+            left, until = set(self.ready), time.monotonic() + LEAVE_S
+            while left and time.monotonic() < until:
+                for event in self.server.receive(WAIT_S):
+                    left -= {event.rank} if isinstance(event, Closed) else set()
+                    if isinstance(event, Output):
+                        self.around.logs.write(event.rank, event.text)
+            self.server.send("agent", self.ready, "stop")
+            self.server.receive(0.01)
+            self.server.close()
+        self.server, self.ready = None, {}
 
     def _spent_s(self) -> float:
         """Seconds of the job's clock since the first attempt began."""
@@ -114,6 +137,7 @@ class Attempts:
             step=max(steps, default=None),
             saved=max(saved, default=None),
             root=c.root,
+            kept=run.kept,
         )
 
     def _places(self, then: Again) -> list[Place] | Over:
@@ -122,15 +146,19 @@ class Attempts:
         until = time.monotonic() + then.delay_s / self.job.clock_rate
         while time.monotonic() < until and not around.signals.queue:
             time.sleep(WAIT_S)
-        try:
-            places = around.cluster.again(least, lambda: bool(around.signals.queue))
-        except Infeasible as e:
-            return Over(f"no restart: {e}", EXIT_INFEASIBLE)
+            if self.server is not None:
+                self.server.beat()
+        if self.ready and around.cluster.keeps(self.ready):
+            places = around.cluster.places
+        else:
+            self._dismiss()
+            try:
+                places = around.cluster.again(least, lambda: bool(around.signals.queue))
+            except Infeasible as e:
+                return Over(f"no restart: {e}", EXIT_INFEASIBLE)
         if around.signals.queue:
             signum = around.signals.queue.popleft()
             return Over("a signal came between two attempts", 128 + signum)
-        if around.cluster.started_ray:
-            sweep_epoch(self.job.id, around.folder, len(self.restarts.stories) - 1)
         return places
 
     def _tell(self, run: Run, then: str) -> None:

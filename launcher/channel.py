@@ -52,10 +52,14 @@ class RankEpoch:
     plans_agreed: int = 0
     released: bool = False
     training: Training = field(default_factory=Training)
-    has_failed: bool = False  # the driver was told
+    failed_by: str = ""  # the type of the exception that ended this rank, once the driver was told
     abort_reason: str | None = None
     abort_kind: str = ""
     aborted_at: float = 0.0  # by the channel's clock
+
+    @property
+    def has_failed(self) -> bool:
+        return self.failed_by != ""
 
 
 class Channel:
@@ -83,14 +87,8 @@ class Channel:
             clock or Clock(),
         )
         self.epoch = RankEpoch(epoch)
-        self.on_abort: Callable[[str], None] = lambda reason: None
-        # bytes_sent, collective_ms and waited_ms so far
-        self.counters: Callable[[], dict[str, int]] = lambda: {"bytes_sent": 0}
-        self.entered: Callable[[], tuple[int, str]] = lambda: (0, "")  # collectives entered so far, and the last
         self.steps: Callable[[], int] = lambda: 0  # training steps taken so far
-        # the rank that it waits for, how many seconds already, and where
-        self.waiting: Callable[[], tuple[int, float, str] | None] = lambda: None
-        self.meanwhile: Callable[[], None] = lambda: None  # about every second while the main thread waits here
+        self.disconnect()
         self.in_user_code = False  # in the script, its threads, or its exit handlers
         self.in_script = False  # the main thread is there, where it may be interrupted
         self.changed = threading.Condition()
@@ -106,6 +104,25 @@ class Channel:
         self.threads = threads or Threads()
         self._thread = self.threads.start("manygrad-control", self._serve, stop=self._let_go, on_error=self._has_broken)
 
+    def disconnect(self) -> None:
+        """There is no endpoint to ask (yet, or any more)."""
+        self.on_abort: Callable[[str], None] = lambda reason: None
+        # bytes_sent, collective_ms and waited_ms so far
+        self.counters: Callable[[], dict[str, int]] = lambda: {"bytes_sent": 0}
+        self.entered: Callable[[], tuple[int, str]] = lambda: (0, "")  # collectives entered so far, and the last
+        # the rank that it waits for, how many seconds already, and where
+        self.waiting: Callable[[], tuple[int, float, str] | None] = lambda: None
+        self.meanwhile: Callable[[], None] = lambda: None  # about every second while the main thread waits here
+
+    def next_epoch(self) -> bool:
+        """Tell the driver that this process has left the epoch, which has failed, and wait until it begins another.
+        False: it begins none."""
+        old = self.epoch
+        self.send_in(old, "ready")
+        with self.changed:
+            self.changed.wait_for(lambda: self.epoch is not old or old.released)
+        return self.epoch is not old
+
     def send(self, kind: str, /, **content: Any) -> None:
         """Queue one message for the driver, in this epoch."""
         self.send_in(self.epoch, kind, **content)
@@ -117,7 +134,7 @@ class Channel:
 
     def fail(self, **content: Any) -> None:
         """Tell the driver how this rank has failed. What its threads wait for will not come."""
-        self.epoch.has_failed = True
+        self.epoch.failed_by = content["kind"]
         self.send("failed", **content)
         self.on_abort(f"this rank has failed: {content['kind']}")
 
@@ -355,6 +372,7 @@ class Channel:
             if self._closing or old.abort_kind == "gone":  # this rank takes part in nothing more
                 return
             self.epoch = RankEpoch(number)
+            self.changed.notify_all()
         if old.abort_reason is None:
             self._abort(why, "epoch", old)
 
@@ -404,7 +422,7 @@ _OUTSIDE = (os.path.dirname(os.__file__) + os.sep, "<frozen")  # the standard li
 
 def is_user_file(filename: str) -> bool:
     """Whether a source file is the user's: not manygrad's, not the standard library's, not an installed package's."""
-    if f"{os.sep}site-packages{os.sep}" in filename:
+    if f"{os.sep}site-packages{os.sep}" in filename or f"{os.sep}dist-packages{os.sep}" in filename:
         return False
     return not is_own(filename) and not filename.startswith(_OUTSIDE)
 

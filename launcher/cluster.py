@@ -20,7 +20,7 @@ import select
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,7 +29,7 @@ from manygrad.errors import Infeasible, UsageError
 from manygrad.tensor.threads import ScopedThread, Threads
 
 from . import agent as agent_module
-from .janitor import MARK
+from .janitor import MARK, sweep_starts
 from .job import Job
 from .places import Place, check_fits, has, needs, share
 
@@ -54,14 +54,15 @@ _UNUSED = ("start_monitor", "start_api_server", "start_log_monitor")
 RAY_STOP_S = 10.0  # how long a Ray may take to be told that we go
 ENDING_S = 2.0  # how long supervisors that were told to end may take
 LOOK_S = 1.0  # between looks for nodes
+LOOK_AGENTS_S = 0.02  # likewise for the words of agents whose supervisors have ended
 FREE_S = 5.0  # how long nodes that Ray says are there may take to be free
-News = queue.SimpleQueue[tuple[int, bytes | None, str]]  # rank, result, or what failed
+News = queue.SimpleQueue[tuple[int, int, bytes | None, str]]  # rank, epoch of its start, result, or what failed
 
 
 @dataclass
 class Cluster:
-    """Use as: `start()`, `place()`, `run(rank, spec, payload)`, `supervise(rank, pid)`, `lost()`, then `again()` for
-    another attempt, or `stop()`.
+    """Use as: `start()`, `place()`, `run(specs, payload)`, `supervise(rank, pid)`, `lost()`, then `keeps(ready)` or
+    `again()` for another attempt, or `stop()`.
 
     Large: the dealings with Ray, and those with the supervisors of one attempt.
     """
@@ -72,15 +73,16 @@ class Cluster:
     was_initialized: bool = False
     places: list[Place] = field(default_factory=list)
     _agents: list[Any] = field(default_factory=list)
-    _refs: dict[Any, int] = field(default_factory=dict)
+    _epochs: dict[int, int] = field(default_factory=dict)  # in which the supervisors of the ranks were started
     _news: News = field(default_factory=queue.SimpleQueue)
     _results: dict[int, bytes] = field(default_factory=dict)
     # ranks whose supervisor runs, or did; of one on this host (descriptor, pid), until it ends
     _supervised: dict[int, tuple[int, int] | None] = field(default_factory=dict)
+    _without_agents: set[int] = field(default_factory=set)  # ranks that are supervised, but whose agents are gone
     _without_ray: bool = False  # this process starts the supervisors itself
     _stopping: bool = False
     _threads: Threads = field(default_factory=Threads)
-    _listener: ScopedThread | None = None
+    _listeners: list[ScopedThread] = field(default_factory=list)
     _finding: ScopedThread | None = None
     _group: Any = None
     _saved: dict[str, str | None] = field(default_factory=dict)
@@ -236,24 +238,24 @@ class Cluster:
 
         return str(ray.util.get_node_ip_address())
 
-    def run(self, rank: int, spec: dict[str, Any], payload: bytes) -> None:
-        """Have the rank's agent start its supervisor."""
+    def run(self, specs: dict[int, dict[str, Any]], payload: bytes) -> None:
+        """Have the agents of these ranks start their supervisors."""
         news = self._news
+        self._epochs |= {rank: spec["epoch"] for rank, spec in specs.items()}
         if self._without_ray:
-            self._threads.start("manygrad-agent", _run_here, rank, spec, payload, news)
+            for rank, spec in specs.items():
+                self._threads.start("manygrad-agent", _run_here, rank, spec, payload, news)
             return
-        self._refs[self._agents[rank].run.remote(spec, payload)] = rank
-        if len(self._refs) == len(self._agents):
-            refs = dict(self._refs)
+        refs = {self._agents[r].run.remote(spec, payload): (r, spec["epoch"]) for r, spec in specs.items()}
 
-            def failed(error: BaseException) -> None:
-                """Nobody asks Ray any more, which is for the rest of the agents as if it were gone."""
-                for rank in refs.values():
-                    news.put((rank, None, f"{type(error).__name__}: {_first_line(error)}"))
+        def failed(error: BaseException) -> None:
+            """Nobody asks Ray any more, which is for the rest of the agents as if it were gone."""
+            for start in refs.values():
+                news.put((*start, None, f"{type(error).__name__}: {_first_line(error)}"))
 
-            self._listener = self._threads.start("manygrad-ray", self._listen, refs, news, on_error=failed)
+        self._listeners.append(self._threads.start("manygrad-ray", self._listen, refs, news, on_error=failed))
 
-    def _listen(self, refs: dict[Any, int], news: News) -> None:
+    def _listen(self, refs: dict[Any, tuple[int, int]], news: News) -> None:
         """Ray's word on the agents, for `lost` and `results`. Ends with them, with the attempt, or when Ray cannot even
         be asked."""
         import ray
@@ -262,20 +264,18 @@ class Cluster:
             try:
                 found = ray.wait(list(refs), num_returns=1, timeout=0.5)
             except Exception as e:  # a dead Ray says so by errors of its own, of gRPC and of Python; `lost` tells it
-                for rank in refs.values():
-                    news.put((rank, None, _first_line(e)))
+                for start in refs.values():
+                    news.put((*start, None, _first_line(e)))
                 return
             ready, _ = found
             if not ready:
                 time.sleep(0.1)  # a dead Ray does not wait
             for ref in ready:
-                rank = refs[ref]
                 try:
                     result, why = ray.get(ref, timeout=5), ""
                 except Exception as e:  # what has ended the agent, of whatever type; `lost` tells it
                     result, why = None, f"{type(e).__name__}: {_last_line(e).partition(' Worker exit detail')[0][:300]}"
-                news.put((rank, None if result is None else bytes(result), why))
-                del refs[ref]
+                news.put((*refs.pop(ref), None if result is None else bytes(result), why))
 
     def supervise(self, rank: int, pid: int) -> None:
         """The rank's supervisor runs, as process `pid` of its host. From now on Ray's end is not this rank's."""
@@ -294,12 +294,15 @@ class Cluster:
                 self._supervised[rank] = None
                 out.append((rank, f"process {process[1]} ended"))
         while not self._news.empty():
-            rank, result, reason = self._news.get()
+            rank, epoch, result, reason = self._news.get()
+            if epoch != self._epochs[rank]:  # of a supervisor in whose place there is another one
+                continue
             if result is not None:
                 self._results[rank] = result
                 out.append((rank, "it ended"))
             elif rank in self._supervised:
                 trouble = reason
+                self._without_agents.add(rank)
             else:
                 out.append((rank, reason))
         return out, trouble
@@ -315,13 +318,31 @@ class Cluster:
             return found
         until = time.monotonic() + timeout_s
         while len(self._results) < len(self.places):
-            rank, result, reason = self._news.get(timeout=max(0.01, until - time.monotonic()))
-            if result is None:
+            rank, epoch, result, reason = self._news.get(timeout=max(0.01, until - time.monotonic()))
+            if result is None and epoch == self._epochs[rank]:
                 raise RuntimeError(f"the result of rank {rank} did not come back: {reason}")
-            self._results[rank] = result
+            if result is not None and epoch == self._epochs[rank]:
+                self._results[rank] = result
         return [self._results[r] for r in range(len(self.places))]
 
     # ---- another attempt
+
+    def keeps(self, ready: Container[int]) -> bool:
+        """Whether the places stay for another attempt, in which the processes of `ready` ranks go on: those of the
+        others, which have been told to end, have, and their agents can start new ones. Where a ready rank's agent is
+        gone, so is its node for Ray, and another one is looked for, as for a run that has fewer than it wants."""
+        ended = [r for r in range(len(self.places)) if r not in ready]
+        self._let_go(ended)
+        if self.started_ray:
+            self._without_ray = True
+            return True
+        if len(self.places) < self.job.nodes:
+            return False
+        until = time.monotonic() + ENDING_S
+        while any(r not in self._results for r in ended) and time.monotonic() < until:
+            self.lost()
+            time.sleep(LOOK_AGENTS_S)
+        return not ended or (not self._without_agents and all(self._results.pop(r, None) is not None for r in ended))
 
     def again(self, least: int, give_up: Callable[[], bool]) -> list[Place]:
         """Places for another attempt, when the last one's supervisors have been told to end.
@@ -330,7 +351,8 @@ class Cluster:
         many nodes as are left, at most those that were asked for and not less than `least`, for which it waits as long
         as a start may take. Raises `Infeasible`; or returns no places, where it is to `give_up`.
         """
-        self._let_go()
+        self._let_go(range(len(self.places)))
+        self._news, self._results, self._without_agents = queue.SimpleQueue(), {}, set()
         if self.started_ray:
             self._without_ray = True
             return self.places
@@ -345,17 +367,19 @@ class Cluster:
         finding.check()
         return self.places
 
-    def _let_go(self) -> None:
-        """Forget the last attempt, once its supervisors have ended or their time is up."""
+    def _let_go(self, ranks: Iterable[int]) -> None:
+        """Forget these ranks, once their supervisors have ended or their time is up; nothing is left of them on this
+        machine."""
         until = time.monotonic() + ENDING_S
-        for process in self._supervised.values():
-            if process is not None:
+        for rank in ranks:
+            if (process := self._supervised.pop(rank, None)) is not None:
                 select.select([process[0]], [], [], max(0.0, until - time.monotonic()))
                 os.close(process[0])
-        self._news, self._results, self._supervised = queue.SimpleQueue(), {}, {}
-        for r in range(len(self.places)) if self.started_ray else ():
-            with suppress(OSError):
-                os.unlink(os.path.join(self.folder, f"result-{r}"))
+            if self.started_ray:
+                with suppress(OSError):
+                    os.unlink(os.path.join(self.folder, f"result-{rank}"))
+        if self.started_ray:
+            sweep_starts(self.job.id, self.folder, [f"{self._epochs[r]}.{r}" for r in ranks if r in self._epochs])
 
     def _find_places(self, least: int) -> None:
         """New agents on the nodes that are left, as many as wanted and there are."""
@@ -418,10 +442,10 @@ class Cluster:
 
     def _give_back(self, ray: Any, trouble: list[str]) -> None:
         """Each step on its own: where one fails (Ray is gone, say), the others may not."""
-        agents, group = self._agents, self._group
-        self._agents, self._refs, self._group = [], {}, None
-        if self._listener is not None:
-            self._listener.join()  # Ray ends a process that asks it for anything once it was shut down
+        agents, group, listeners = self._agents, self._group, self._listeners
+        self._agents, self._group, self._listeners = [], None, []
+        for listener in listeners:
+            listener.join()  # Ray ends a process that asks it for anything once it was shut down
 
         if not self.started_ray:
             while agents:
@@ -458,9 +482,9 @@ def _attempt(what: str, step: Callable[[], object], trouble: list[str]) -> None:
 def _run_here(rank: int, spec: dict[str, Any], payload: bytes, news: News) -> None:
     """What an agent of Ray's does, in a thread of this process."""
     try:
-        news.put((rank, agent_module.Agent().run(spec, payload), ""))
+        news.put((rank, spec["epoch"], agent_module.Agent().run(spec, payload), ""))
     except (OSError, RuntimeError, ValueError) as e:
-        news.put((rank, None, f"{type(e).__name__}: {e}"))
+        news.put((rank, spec["epoch"], None, f"{type(e).__name__}: {e}"))
 
 
 def _remove(group: Any) -> None:

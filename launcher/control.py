@@ -8,7 +8,7 @@ its ZAP handler admits only those. A message's rank is the one its key belongs t
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from typing import Any
 
 import zmq
@@ -29,7 +29,7 @@ class ControlServer:
         self, size: int, host: str = "127.0.0.1", port: int = 0, clock: Clock | None = None, epoch: int = 0
     ) -> None:
         self.size, self.rejected, self.clock = size, 0, clock or Clock()
-        self.epoch = epoch  # of the workers; supervisors, whose processes may outlive one, know none
+        self.epoch = epoch  # of the workers; a supervisor stays in the one in which it was started
         if not zmq.has("curve"):
             raise UsageError(
                 "this libzmq has no CURVE, so strangers could not be kept out: install the pyzmq wheel from PyPI"
@@ -116,17 +116,17 @@ class ControlServer:
         return None if data is None else parse(data, role, rank)
 
     def _with(self, role: str, rank: int) -> Conversation:
-        epoch = self.epoch if role == "worker" else 0
-        return self.conversations.setdefault((role, rank), Conversation(epoch))
+        return self.conversations.setdefault((role, rank), Conversation(self.epoch))
 
-    def begin(self, epoch: int) -> None:
+    def begin(self, epoch: int, started: Container[int] = ()) -> None:
         """Begins an epoch of all workers. Those that are there enter it with the next word that they hear; what they
-        said before, and what they were to be told, is dropped. Raises ValueError where it is not a later one."""
+        said before, and what they were to be told, is dropped. `started`: ranks whose supervisors are new, too. Raises
+        ValueError where it is not a later one."""
         if epoch <= self.epoch:
             raise ValueError(f"epoch {epoch} cannot follow epoch {self.epoch}")
         self.epoch = epoch
-        for (role, _), conversation in self.conversations.items():
-            if role == "worker":
+        for (role, rank), conversation in self.conversations.items():
+            if role == "worker" or rank in started:
                 conversation.enter(epoch)
 
     def _admit(self, zap: zmq.Socket[bytes]) -> None:

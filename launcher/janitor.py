@@ -16,8 +16,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 
-MARK, EPOCH_MARK = "MANYGRAD_JOB", "MANYGRAD_EPOCH"
+MARK, START_MARK = "MANYGRAD_JOB", "MANYGRAD_START"  # the latter: epoch and rank of a supervisor's start
 KERNEL_THREAD = 0x200000  # Linux's PF_KTHREAD
 STARTING_S = 30.0  # a process that has no environment after so long has been given none
 
@@ -31,10 +32,10 @@ def marked_processes(job: str, folder: str) -> list[int]:
     return _look(job, folder)[0]
 
 
-def _look(job: str, folder: str, also: bytes = b"") -> tuple[list[int], list[int]]:
-    """`marked_processes` (only those that have `also` in their environment, too), and those of which it is not known
-    yet: while a process is in the system's `exec`, nobody can read its environment; and before, forked from the caller,
-    it has the caller's."""
+def _look(job: str, folder: str, also: frozenset[bytes] = frozenset()) -> tuple[list[int], list[int]]:
+    """`marked_processes` (only those that have one of `also` in their environment, too), and those of which it is not
+    known yet: while a process is in the system's `exec`, nobody can read its environment; and before, forked from the
+    caller, it has the caller's."""
     mark, inside, me = f"{MARK}={job}".encode(), folder + "/", os.getpid()
     mine = _read(f"/proc/{me}/cmdline") if os.path.isdir("/proc") else b""
     parents, found, starting = dict[int, int](), set[int](), list[int]()
@@ -53,7 +54,7 @@ def _look(job: str, folder: str, also: bytes = b"") -> tuple[list[int], list[int
             before_exec = parents[pid] == me and command == mine
             marks = environment.split(b"\0")
             if also:
-                if mark in marks and also in marks:
+                if mark in marks and not also.isdisjoint(marks):
                     found.add(pid)
                 continue
             if mark in marks or (ray and any(p.startswith(inside) for p in _open_files(pid))):
@@ -89,7 +90,7 @@ def _open_files(pid: int) -> list[str]:
 
 def sweep(job: str, folder: str, within_s: float = 2.0) -> None:
     """Kill what is left of the job on this host and remove its folder and its shared memory."""
-    _end(job, folder, b"", within_s)
+    _end(job, folder, frozenset(), within_s)
     for path in glob.glob(f"/dev/shm/*{glob.escape(job)}*"):
         try:
             os.unlink(path)
@@ -98,13 +99,14 @@ def sweep(job: str, folder: str, within_s: float = 2.0) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def sweep_epoch(job: str, folder: str, epoch: int, within_s: float = 2.0) -> None:
-    """Kill what an attempt has left on this host: its supervisors, its workers and what these have started."""
-    _end(job, folder, f"{EPOCH_MARK}={epoch}".encode(), within_s)
+def sweep_starts(job: str, folder: str, starts: Iterable[str], within_s: float = 2.0) -> None:
+    """Kill what these starts have left on this host: supervisors, their workers and what these have started."""
+    if marks := frozenset(f"{START_MARK}={s}".encode() for s in starts):  # (without one it is all of the job)
+        _end(job, folder, marks, within_s)
 
 
-def _end(job: str, folder: str, also: bytes, within_s: float) -> None:
-    """Kill the processes of the job, those that have `also` in their environment, until there are none."""
+def _end(job: str, folder: str, also: frozenset[bytes], within_s: float) -> None:
+    """Kill the processes of the job, those that have one of `also` in their environment, until there are none."""
     until, seen = time.monotonic() + within_s, set[int]()
     while True:
         pids, starting = _look(job, folder, also)
@@ -141,11 +143,11 @@ def adopt_orphans() -> None:
         ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
 
 
-def end_descendants(within_s: float = 1.0) -> None:
-    """Kill every process that descends from this one (with `adopt_orphans`: however it was
+def end_descendants(within_s: float = 1.0, of: int = 0) -> None:
+    """Kill every other process that descends from this one, or from `of` (with `adopt_orphans`: however it was
     detached, whatever its environment)."""
     until = time.monotonic() + within_s
-    while pids := _descendants(os.getpid()):
+    while pids := set(_descendants(of or os.getpid())) - {os.getpid()}:
         for pid in pids:
             try:
                 os.kill(pid, signal.SIGKILL)

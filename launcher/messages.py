@@ -13,7 +13,7 @@ from typing import Any
 
 from manygrad.errors import ProtocolError
 
-PROTOCOL = 7
+PROTOCOL = 8
 MAX_TEXT, MAX_MESSAGE = 1 << 17, 1 << 20
 
 
@@ -142,6 +142,11 @@ class Stopping(Event):
 
 
 @dataclass(frozen=True)
+class Ready(Event):
+    """The worker, whose script has failed, has left the epoch; its process waits for the next one."""
+
+
+@dataclass(frozen=True)
 class Finished(Event):
     """The script, its threads and its exit handlers ended, after `collectives`, the last described;
     the worker keeps its connections until all have finished."""
@@ -223,6 +228,7 @@ WORKER_EVENTS = {
         AtStep,
         Terminated,
         Stacks,
+        Ready,
     )
 }
 AGENT_EVENTS = {c.__name__.lower(): c for c in (Spawned, AgentBeat, Output, Exited, Closed)}

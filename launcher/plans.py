@@ -29,6 +29,7 @@ def hooks_over(channel: Channel) -> Hooks:
         partial(at_step, *here),
         partial(resumed, *here),
         partial(saved, *here),
+        lambda: here[1].abort_reason is not None,
     )
 
 

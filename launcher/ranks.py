@@ -19,7 +19,8 @@ class State(Enum):
     CONNECTING = "connecting"  # it has all cards
     RUNNING = "running"  # in the user's script, its threads or its exit handlers
     FINISHED = "finished"  # all of it ended well
-    FAILED = "failed"  # the script ended by an exception; the process is about to end
+    FAILED = "failed"  # the script ended by an exception
+    READY = "ready"  # after that the process has left the epoch, and waits for the next one
     EXITED = "exited"  # the process is gone
 
 

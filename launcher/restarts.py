@@ -25,7 +25,7 @@ REPEATS, REPEATS_OUTSIDE = 2, 3  # so many times the same fault without progress
 class AttemptStory:
     """One attempt: `at_s` is seconds since the run began, `took_s` its length; `step` is the last one that any rank
     told of, `saved` that of the last checkpoint that it committed; `running_s`: from its beginning until all ranks
-    ran."""
+    ran; `kept`: processes that were there from the one before."""
 
     epoch: int
     nodes: int
@@ -35,6 +35,7 @@ class AttemptStory:
     step: int | None
     saved: int | None
     root: Failure | None
+    kept: int = 0
 
     @property
     def fault(self) -> tuple[str, str, str]:
@@ -57,7 +58,7 @@ class AttemptStory:
         """`attempt 1: 4 nodes, 12.3 s, to step 37 (saved: 30): rank 1 failed: killed by SIGKILL`"""
         saved = f" (saved: {self.saved})" if self.saved is not None else ""
         step = f", to step {self.step}" if self.step is not None else ", no step told"
-        nodes = f"{self.nodes} node{'s' if self.nodes != 1 else ''}"
+        nodes = f"{self.nodes} node{'s' if self.nodes != 1 else ''}{f' ({self.kept} kept)' if self.kept else ''}"
         return f"attempt {self.epoch + 1}: {nodes}, {self.took_s:.1f} s{step}{saved}: {self.cause}"
 
     def as_dict(self) -> dict[str, Any]:
@@ -65,6 +66,7 @@ class AttemptStory:
         return {
             "epoch": self.epoch,
             "nodes": self.nodes,
+            "kept": self.kept,
             "at_s": round(self.at_s, 3),
             "took_s": round(self.took_s, 3),
             "running_s": self.running_s,
@@ -120,8 +122,11 @@ class Restarts:
         if self.counted == self.limit:
             return Over(f"no restarts are left (--max-restarts {self.limit})", EXIT_RESTARTS)
         self.counted += 1
-        delay_s = min(BACKOFF_S * 2**self.without_progress, LONGEST_BACKOFF_S)
-        return Again(delay_s, f"restart {self.counted} of at most {self.limit} in {delay_s:g} s")
+        n = self.without_progress
+        delay_s = min(BACKOFF_S * 2 ** (n - 1), LONGEST_BACKOFF_S) if n else 0.0
+        return Again(
+            delay_s, f"restart {self.counted} of at most {self.limit}, {f'in {delay_s:g} s' if n else 'at once'}"
+        )
 
     def _progress(self, before: AttemptStory, story: AttemptStory) -> bool:
         saved = max((s.saved for s in self.stories[:-1] if s.saved is not None), default=-1)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 from manygrad.tensor.environment import CUDA_DEVICE, MANYGRAD_PLAIN_LINKS, REGISTRY
@@ -19,12 +20,12 @@ from .guard import Guard
 from .inquiries import Inquiries
 from .instructions import Beat, Done, Instruction, Kill, Send, Warn
 from .interrupts import Signals
-from .janitor import EPOCH_MARK, MARK
+from .janitor import MARK, START_MARK
 from .job import Job
 from .logs import Console, RankLogs, Terminal
 from .messages import AgentLost, Event, Exited, Failed, Interrupt, Output, Spawned, Stacks, Tick
 from .places import Place
-from .ranks import State
+from .ranks import Rank, State
 from .spec import WorkerSpec
 from .supervisor import SHARES
 
@@ -54,17 +55,23 @@ class Surroundings:
 
 class Run:
     """The loop between the controller and the world, for one attempt on these places; earlier ones have spent
-    `spent_s`. Large: its parts, made and ended together."""
+    `spent_s`, and left `ready` ranks, whose processes are there. Large: its parts, made and ended together."""
 
     def __init__(
-        self, around: Surroundings, server: ControlServer, places: list[Place], began: float, spent_s: float
+        self,
+        around: Surroundings,
+        server: ControlServer,
+        places: list[Place],
+        began: float,
+        spent_s: float,
+        ready: Mapping[int, Rank],
     ) -> None:
         job = around.job
         self.around, self.job, self.server, self.places, self.began = around, job, server, places, began
         self.cluster, self.logs, self.clock, self.size = around.cluster, around.logs, server.clock, len(places)
         show = range(self.size) if job.log_ranks == "all" else [int(r) for r in job.log_ranks.split(",") if r]
         self.console = Console(self.size, frozenset(show), terminal=sys.stdout is not None and sys.stdout.isatty())
-        self.ready_s = time.monotonic() - began
+        self.ready_s, self.kept = time.monotonic() - began, len(ready)
         self.silent_s = float(REGISTRY["HEARTBEAT_TIMEOUT_S"].value)
         self.ray_is_gone = False
         self.results = list[bytes]()  # of a function, by rank
@@ -78,17 +85,18 @@ class Run:
             start_timeout_s=job.start_timeout_s,
             grace_s=job.grace_s,
             silent_s=self.silent_s,
+            ready=ready,
         )
 
     def run(self) -> None:
-        """Until every process has ended, or all time for it is up."""
+        """Until every process has ended, or is ready for another epoch, or all time for it is up."""
         job, c = self.job, self.controller
         self._announce()
-        for rank in range(self.size):
-            self.cluster.run(rank, asdict(self._spec(rank)), job.payload)
+        starts = [r.rank for r in c.ranks if r.state is State.WAITING]
+        self.cluster.run({rank: asdict(self._spec(rank)) for rank in starts}, job.payload)
         try:
             self._loop()
-            self.server.send("agent", range(self.size), "stop")
+            self.server.send("agent", [r.rank for r in c.ranks if r.state is not State.READY], "stop")
             for _ in range(4 if c.root is None and job.kind == "function" else 1):
                 self.server.receive(0.01)
             if c.root is None and job.kind == "function":
@@ -148,7 +156,7 @@ class Run:
             env["MANYGRAD_PLAIN_LINKS"] = "1"
         env |= {
             MARK: job.id,
-            EPOCH_MARK: str(self.server.epoch),
+            START_MARK: f"{self.server.epoch}.{rank}",
             "RANK": str(rank),
             "WORLD_SIZE": str(self.size),
             "LOCAL_RANK": str(place.local_rank),
@@ -182,6 +190,7 @@ class Run:
             start_timeout_s=job.start_timeout_s,
             silent_s=self.silent_s,
             clock_rate=job.clock_rate,
+            restarts=job.max_restarts > 0,
         )
 
     def _loop(self) -> None:

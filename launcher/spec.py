@@ -49,6 +49,7 @@ class WorkerSpec:
     start_timeout_s: float
     silent_s: float
     clock_rate: float
+    restarts: bool  # whether another epoch may follow, for which a process that survives this one is ready
     # filled in on the way
     payload_nbytes: int = 0
     result_fd: int = -1  # where the pickled result goes

@@ -51,7 +51,7 @@ class Supervisor:
     def __init__(self, spec: WorkerSpec, payload: bytes) -> None:
         self.spec, self.result = spec, bytearray()
         self.clock = Clock(spec.clock_rate)
-        self.conversation = Conversation()
+        self.conversation = Conversation(spec.epoch)
         self.code: int | None = None
         self.stopped = self.closed = False
         self._spawn(payload)  # the worker imports its runtime while we import ZeroMQ

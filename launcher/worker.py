@@ -17,7 +17,7 @@ import signal
 import socket
 import sys
 import traceback
-from dataclasses import fields
+from dataclasses import fields, replace
 from types import TracebackType
 from typing import Any
 
@@ -50,14 +50,35 @@ def main() -> int:
     # Ray starts processes with it blocked; ignored it stays, until the script has a handler (`Channel.takes_interrupt`)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
     from manygrad.runtime.current import current
+    from manygrad.tensor.environment import FAILED_STEPS
 
     from .channel import Channel
     from .link import Clock
+    from .process_state import ProcessState
 
     clock, threads = Clock(spec.clock_rate), current().threads
     channel = Channel(spec.control, spec.rank, spec.curve, spec.silent_s, clock, threads, spec.epoch)
+    # (a step that failed keeps what it has read)
+    before = ProcessState(spec.agent_pid) if spec.restarts and not FAILED_STEPS.value else None
     # registered first, it is called last: threads and handlers that the script leaves to its end belong to the run
     atexit.register(finish, spec, channel)
+    os.register_at_fork(after_in_child=lambda: become_child(channel))
+    if before is None:
+        return attempt(spec, payload, channel)
+    while True:
+        code = int(before.run(attempt, spec, payload, channel))
+        if not channel.epoch.has_failed:
+            return code
+        if why := why_not_again(channel, before):
+            sys.stderr.write(f"rank {spec.rank}: a new process takes its place in another attempt: {why}\n")
+            return code
+        if not channel.next_epoch():
+            return code
+        spec = replace(spec, epoch=channel.epoch.number)
+
+
+def attempt(spec: WorkerSpec, payload: bytes, channel: Any) -> int:
+    """Run the user's code in the epoch of `spec`, and tell the driver how it has failed; returns the exit code."""
     me = os.getpid()
     try:
         join(spec, channel)
@@ -67,6 +88,25 @@ def main() -> int:
         if os.getpid() != me:  # a forked child, which ends as Python's do
             raise
         return report_failure(e, spec, channel)
+
+
+def why_not_again(channel: Any, before: Any) -> str:
+    """Leave the epoch, which has failed, and all that the script has changed. Returns why this process is not to run
+    it again, or nothing."""
+    from manygrad.runtime.current import current
+
+    epoch, channel.in_user_code = channel.epoch, False
+    if current().world.epoch != epoch.number or not epoch.cards:
+        return "it has not joined the others"
+    if epoch.training.terminated:
+        return "it got SIGTERM"
+    if epoch.failed_by in ("MemoryError", "KeyboardInterrupt") or epoch.abort_kind == "gone":
+        return f"it has met a {epoch.failed_by}"
+    channel.disconnect()
+    try:
+        return str(before.restore())
+    except Exception as e:  # whatever the script has left that is in the way
+        return f"what the script has changed cannot be undone: {type(e).__name__}: {e}"
 
 
 def finish(spec: WorkerSpec, channel: Any) -> None:
@@ -136,12 +176,14 @@ def join(spec: WorkerSpec, channel: Any) -> None:
     runtime.enter(me, endpoint, hooks_over(channel))
     channel.entered, channel.steps = lambda: runtime.communication.entered, steps_taken
 
-    def become_child() -> None:
-        atexit.unregister(finish)
-        channel.leave_to_parent()
-        runtime.become_child()
 
-    os.register_at_fork(after_in_child=become_child)
+def become_child(channel: Any) -> None:
+    """In a forked child, which is no rank."""
+    from manygrad.runtime.current import current
+
+    atexit.unregister(finish)
+    channel.leave_to_parent()
+    current().become_child()
 
 
 def counters(endpoint: Any, communication: Any) -> dict[str, int]:

@@ -30,8 +30,10 @@ from manygrad.runtime.devices import Devices
 from manygrad.runtime.devices.compile.diskcache import DiskCache
 from manygrad.runtime.exchange.communication import Communication, Hooks
 from manygrad.runtime.faults import Faults
+from manygrad.runtime.profile.counters import GlobalCounters
 from manygrad.runtime.storage import lose, lose_shared
 from manygrad.schedule.cache import Schedules
+from manygrad.tensor.ops.random import forget_draws
 from manygrad.tensor.storage import LIVE
 from manygrad.tensor.threads import Threads
 from manygrad.tensor.uop import toposort
@@ -133,6 +135,18 @@ class Runtime:
             )
             epoch.let_go()
             gc.collect()  # endpoint and executors refer to each other, and hold the arena
+        return left
+
+    def start_anew(self) -> list[str]:
+        """As a process that has computed nothing, for a script that is run again, but for kernels and schedules: leaves
+        the epoch, and forgets random states and counts. Returns the names of threads that still run."""
+        try:
+            left = self.leave()
+        except IndexError:  # (of what the script has computed, and did not read)
+            left = self.epoch.threads.alive()
+        forget_draws()
+        GlobalCounters.reset()
+        GlobalCounters.steps = GlobalCounters.updates = 0
         return left
 
     def end(self) -> list[str]:

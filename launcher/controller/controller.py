@@ -6,10 +6,13 @@ over, or all ranks may go, such events are late and change nothing; they stand i
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 from ..causes import unfit
 from ..instructions import Instruction
 from ..messages import Event, Interrupt, Tick
-from ..ranks import Failure, Rank
+from ..ranks import Failure, Rank, State
 from .ending import Ending
 from .handlers import pass_time
 from .log import EventLog
@@ -20,9 +23,12 @@ from .run_state import RunState
 from .table import FITS, OF_THE_RUN, UNFIT
 from .watch import Watch
 
+NO_RANKS: Mapping[int, Rank] = MappingProxyType({})
+
 
 class Controller:
-    """Decides for a run of `size` ranks. Times are seconds of any monotonic clock, passed in with every event."""
+    """Decides for a run of `size` ranks, of which some are `ready`: their processes wait for it since an earlier one.
+    Times are seconds of any monotonic clock, passed in with every event."""
 
     def __init__(
         self,
@@ -34,8 +40,11 @@ class Controller:
         grace_s: float = 2.0,
         silent_s: float = 60.0,
         spent_s: float = 0.0,
+        ready: Mapping[int, Rank] = NO_RANKS,
     ) -> None:
         ranks, log = [Rank(r) for r in range(size)], EventLog(size, now)
+        for r in ready.values():
+            ranks[r.rank] = Rank(r.rank, State.SPAWNED, host=r.host, pid=r.pid, agent_pid=r.agent_pid)
         orders = Orders(ranks, log)
         ending = Ending(ranks, orders, grace_s)
         watch = Watch(

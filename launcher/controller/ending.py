@@ -59,9 +59,10 @@ class Ending:
             elif self.term_sent and not self.kill_sent and since_s > self.grace_s + KILL_AFTER_TERM_S:
                 self.kill_sent = True
                 self.orders.kill(signal.SIGKILL)
-        if all(r.state is State.EXITED for r in self.ranks):
+        if all(r.state in (State.READY, State.EXITED) for r in self.ranks):
             self.all_exited_at = self.all_exited_at or now
-            self.done = all(r.closed for r in self.ranks) or now - self.all_exited_at > CLOSE_S
+            closed = all(r.closed or r.state is State.READY for r in self.ranks)
+            self.done = closed or now - self.all_exited_at > CLOSE_S
         else:
             self.done = self.kill_sent and since_s > self.grace_s + KILL_AFTER_TERM_S + GIVE_UP_S
         if self.done:

@@ -26,6 +26,7 @@ from ..messages import (
     Interrupt,
     Planned,
     Progress,
+    Ready,
     Spawned,
     Started,
     Stopping,
@@ -164,6 +165,16 @@ def stopping(run: RunState, rank: Rank, event: Stopping, now: float) -> None:
     rank.where = event.where
     if run.root is not None and run.root.kind == "late" and run.root.rank == rank.rank:
         run.root.where = event.where
+
+
+def ready(run: RunState, rank: Rank, event: Ready, now: float) -> None:
+    """Unless it was told to end, which it may hear a moment later."""
+    if run.ending.term_sent:
+        rank.state = State.FAILED
+
+
+def heard(run: RunState, rank: Rank, event: Progress, now: float) -> None:
+    run.watch.worker_heard(rank, now)
 
 
 def exited(run: RunState, rank: Rank, event: Exited, now: float) -> None:

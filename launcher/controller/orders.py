@@ -22,7 +22,8 @@ class Orders:
 
     def send(self, type: str, /, **content: Any) -> None:
         """To all workers that may still listen."""
-        self.send_to([r.rank for r in self.ranks if r.state not in (State.EXITED, State.FAILED)], type, **content)
+        ended = (State.FAILED, State.READY, State.EXITED)
+        self.send_to([r.rank for r in self.ranks if r.state not in ended], type, **content)
 
     def send_to(self, ranks: Sequence[int], type: str, /, **content: Any) -> None:
         if ranks:
@@ -30,8 +31,8 @@ class Orders:
             self._collected.append(Send(tuple(ranks), type, content))
 
     def kill(self, signum: int) -> None:
-        """Send a signal to the workers that are still there."""
-        ranks = tuple(r.rank for r in self.ranks if r.state is not State.EXITED)
+        """Send a signal to the workers that have not ended."""
+        ranks = tuple(r.rank for r in self.ranks if r.state not in (State.READY, State.EXITED))
         if ranks:
             self.log.order(f"gets {signal_name(signum)}", ranks)
             self._collected.append(Kill(ranks, int(signum)))

@@ -25,6 +25,7 @@ from ..messages import (
     Output,
     Planned,
     Progress,
+    Ready,
     Spawned,
     Stacks,
     Started,
@@ -42,10 +43,10 @@ Handler = Callable[[RunState, Rank, Any, float], None]
 KINDS: tuple[Kind, ...] = (
     Spawned, Hello, Started, Progress, Planned, Values, Finished, Failed, Stopping, AgentBeat, Exited, Closed,
     AgentLost, Output, Committed, AtStep, Terminated,
-    Stacks,
+    Stacks, Ready,
 )  # fmt: skip
 
-WAITING, SPAWNED, JOINED, CONNECTING, RUNNING, FINISHED, FAILED, EXITED = State
+WAITING, SPAWNED, JOINED, CONNECTING, RUNNING, FINISHED, FAILED, READY, EXITED = State
 BEFORE_RUNNING = (WAITING, SPAWNED, JOINED, CONNECTING)
 OF_SCRIPTS: tuple[Kind, ...] = (Planned, Values, Finished, AtStep, Terminated)
 NOT_ENDED = (*BEFORE_RUNNING, RUNNING, FINISHED)
@@ -62,7 +63,7 @@ def _in(states: tuple[State, ...], kind: Kind, handler: Handler, after: State | 
 FITS: Rows = {
     (WAITING, Spawned): (SPAWNED, h.spawned),
     # two connections: the supervisor's word may come after the worker's
-    **_in((JOINED, CONNECTING, RUNNING, FINISHED, FAILED), Spawned, h.spawned),
+    **_in((JOINED, CONNECTING, RUNNING, FINISHED, FAILED, READY), Spawned, h.spawned),
     **_in((WAITING, SPAWNED), Hello, h.joined, after=JOINED),
     (CONNECTING, Started): (RUNNING, h.started),
     (RUNNING, Planned): (RUNNING, h.plan),
@@ -76,10 +77,12 @@ FITS: Rows = {
     **_in(NOT_ENDED, Stopping, h.stopping),
     **_in(NOT_ENDED, Failed, h.failed, after=FAILED),
     (EXITED, Failed): (EXITED, h.last_words),  # here, too, the supervisor may be first
-    **_in((*BEFORE_RUNNING, RUNNING, FAILED), Exited, h.exited, after=EXITED),
+    (FAILED, Ready): (READY, h.ready),
+    (READY, Progress): (READY, h.heard),
+    **_in((*BEFORE_RUNNING, RUNNING, FAILED, READY), Exited, h.exited, after=EXITED),
     (FINISHED, Exited): (EXITED, h.exited_after_finish),
     (EXITED, Closed): (EXITED, h.closed),
-    **_in((*NOT_ENDED, FAILED), AgentLost, h.supervisor_lost, after=EXITED),
+    **_in((*NOT_ENDED, FAILED, READY), AgentLost, h.supervisor_lost, after=EXITED),
     (EXITED, AgentLost): (EXITED, h.supervisor_ended),
 }
 # events of the run, not of a rank
@@ -99,8 +102,10 @@ UNFIT: dict[tuple[State, Kind], str] = {
     **_not_in((FINISHED,), "its script, its threads and its exit handlers have ended", *OF_SCRIPTS, Committed),
     **_not_in((FAILED,), "its script failed", Hello, Started, Progress, *OF_SCRIPTS, Failed, Stopping),
     **_not_in((EXITED,), "its process ended", Spawned, Hello, Started, Progress, *OF_SCRIPTS, Stopping),
-    **_not_in((EXITED,), "it has ended before", Exited),
-    **_not_in((*NOT_ENDED, FAILED), "its process has not ended", Closed),
+    **_not_in((READY,), "its script failed", Hello, Started, *OF_SCRIPTS, Committed, Failed, Stopping, Ready),
+    **_not_in(NOT_ENDED, "its script has not failed", Ready),
+    **_not_in((EXITED,), "it has ended before", Exited, Ready),
+    **_not_in((*NOT_ENDED, FAILED, READY), "its process has not ended", Closed),
     **_not_in(tuple(State), "output goes to the logs", Output),
     **_not_in(tuple(State), "stacks go to who has asked for them", Stacks),
 }

@@ -35,6 +35,8 @@ class Hooks(NamedTuple):
     resumed: Callable[[int], None] = lambda step: None
     # of a checkpoint that is committed: its step
     saved: Callable[[int], None] = lambda step: None
+    # whether the run has failed, in this rank or another one
+    has_failed: Callable[[], bool] = lambda: False
 
 
 class Beside(Protocol):
@@ -65,6 +67,7 @@ class Communication:
     times: Times = field(default_factory=Times, compare=False)
     compared: dict[int, int] = field(default_factory=dict)  # plan -> the last round in which its values were compared
     checks: int = 0  # calls of `assert_equal`
+    saves: int = 0  # attempts to save a checkpoint: ranks make the same ones
     why_left: str = ""  # not empty once this process communicates no more
     rank: int = 0  # it had by then
     beside: Beside | None = None  # where collectives run beside kernels (`thread_of` in `runtime/executors/overlap.py`)

@@ -125,6 +125,13 @@ def drawing_as(state: dict[str, Any]) -> Iterator[None]:
         mine.update(before)
 
 
+def forget_draws() -> None:
+    """As in a process of which no thread has drawn numbers yet."""
+    _Generator.seed, _Generator.threads = int(env.SEED), itertools.count()
+    vars(_thread).clear()
+    _thread.__init__()
+
+
 def has_drawn() -> bool:
     """Whether this thread has drawn numbers."""
     return _thread.seeded != _Thread.seeded

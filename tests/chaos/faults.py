@@ -20,6 +20,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from manygrad.collectives.transport import Endpoint
+
 MOMENTS = ("start", "compile", "step", "collective", "checkpoint", "commit", "exit")
 # what the report has to name as the root cause; nothing where the run is not to notice
 KINDS: dict[str, tuple[str, ...]] = {
@@ -31,6 +33,8 @@ KINDS: dict[str, tuple[str, ...]] = {
     "stuck": ("late", "timeout"),
     "stop": ("late", "timeout", "silent"),
     "pause": (),
+    "clock": (),
+    "slow": (),
     "full": (),
     "damage": ("signal",),
     "terminate": ("preempted",),
@@ -38,7 +42,9 @@ KINDS: dict[str, tuple[str, ...]] = {
     "preempt": ("preempted", "interrupt"),
 }
 STEPS, EVERY = 12, 3
-PAUSE_S = 1.5
+PAUSE_S = SLOW_S = 1.5
+DELAY_S = 0.02  # of each message over a link that is slow
+DAY_S = 86400.0
 
 
 @dataclass(frozen=True)
@@ -151,6 +157,17 @@ class Injector:
             code = f"import os, time; time.sleep({PAUSE_S}); os.kill({me}, {int(signal.SIGCONT)})"
             subprocess.Popen([sys.executable, "-c", code])
             os.kill(me, signal.SIGSTOP)
+        elif f.act == "clock":
+            now, jump = time.time, DAY_S * (-1) ** f.step
+            time.time = lambda: now() + jump
+        elif f.act == "slow":
+            send, until = Endpoint.send, time.monotonic() + SLOW_S
+
+            def slowly(*args: Any) -> Any:
+                time.sleep(DELAY_S if time.monotonic() < until else 0.0)
+                return send(*args)
+
+            Endpoint.send = slowly  # type: ignore[method-assign]
         elif f.act == "full":
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         elif f.act == "damage":

@@ -15,6 +15,9 @@ FIXED = {
     "killed in the commit, then a pause": Plan(
         2, "", True, (Fault("kill", "commit", 0, 0, 6, 0.0), Fault("pause", "collective", 1, 1, 8, 0.1))
     ),
+    "an exception, then a clock that jumps in the same process": Plan(
+        2, "zmq", True, (Fault("raise", "step", 0, 1, 5, 0.0), Fault("clock", "step", 1, 1, 7, 0.0))
+    ),
     "damage, then the supervisor": Plan(
         2, "zmq", False, (Fault("damage", "step", 0, 1, 8, 0.0), Fault("supervisor", "step", 1, 0, 5, 0.0))
     ),

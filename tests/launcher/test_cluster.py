@@ -65,8 +65,7 @@ def test_ray_is_left_after_who_listens_to_it(monkeypatch: pytest.MonkeyPatch, tm
 
     monkeypatch.setattr(sys.modules["ray"], "wait", wait, raising=False)
     c._agents = [SimpleNamespace(run=SimpleNamespace(remote=lambda *_: object())) for _ in range(2)]
-    for rank in range(2):
-        c.run(rank, {}, b"")
+    c.run({rank: {"epoch": 0} for rank in range(2)}, b"")
     while not asked:
         time.sleep(0.01)
     assert c.stop(fast=True) == ""
@@ -99,8 +98,7 @@ def names() -> list[str]:
 
 def listening(c: Cluster) -> None:
     c._agents = [SimpleNamespace(run=SimpleNamespace(remote=lambda *_: object())) for _ in range(2)]
-    for rank in range(2):
-        c.run(rank, {}, b"")
+    c.run({rank: {"epoch": 0} for rank in range(2)}, b"")
 
 
 @pytest.mark.parametrize("odd", [False, True])
@@ -118,8 +116,7 @@ def test_an_error_in_the_thread_that_asks_ray_is_told(
     monkeypatch.setattr(sys.modules["ray"], "wait", wait, raising=False)
     listening(c)
     c._supervised[0] = None
-    assert c._listener is not None
-    c._listener.join(20)
+    c._listeners[0].join(20)
     lost, trouble = c.lost()
     words = "TypeError: cannot unpack" if odd else "the GCS is dead"
     assert [rank for rank, _ in lost] == [1] and lost[0][1].startswith(words) and trouble.startswith(words)
@@ -133,9 +130,29 @@ def test_an_error_while_leaving_ray_is_told(
 ) -> None:
     c, _ = attached(monkeypatch, tmp_path)
     c._agents = None  # type: ignore[assignment]
-    c._listener = SimpleNamespace(join=lambda: [].index(0))  # type: ignore[assignment]
+    c._listeners = [SimpleNamespace(join=lambda: [].index(0))]  # type: ignore[assignment]
     assert c.stop(fast=False) == "ValueError: 0 is not in list"
     assert "the thread manygrad-leave-ray has ended by an error:\nTraceback" in capfd.readouterr().err
+
+
+def test_places_are_kept_where_their_agents_can_start_others(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    """The word of an agent on a supervisor in whose place there is another one by now is not of this one."""
+    monkeypatch.setattr(cluster, "ENDING_S", 0.1)
+    c, _ = attached(monkeypatch, tmp_path)
+    c.places = [Place("h", "10.0.0.1", 4, r, 2) for r in range(2)]
+    c._epochs, c._supervised = {0: 0, 1: 0}, {0: None, 1: None}
+    assert not c.keeps({0}), "nothing was heard of the agent of rank 1"
+    c._news.put((1, 0, b"", ""))
+    assert c.keeps({0}) and not c.keeps({0}), "each word is for one start"
+    c._epochs[1] = 1
+    c._news.put((1, 0, b"", ""))
+    assert c.lost() == ([], "")
+    assert c.keeps({0, 1}), "no new process is needed"
+    c._news.put((0, 0, None, "the node died"))
+    c._news.put((1, 1, b"", ""))
+    assert not c.keeps({0}), "rank 0 runs where Ray has no node any more"
+    c._without_agents, c.job.nodes = set(), 3
+    assert not c.keeps({0, 1}), "a third node may have come back"
 
 
 def test_the_guard_ends_and_loses_no_error(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:

@@ -30,6 +30,7 @@ from manygrad.launcher.messages import (
     Output,
     Planned,
     Progress,
+    Ready,
     Spawned,
     Stacks,
     Started,
@@ -238,25 +239,26 @@ def test_what_comes_when_all_may_go_is_late() -> None:
 
 
 TABLE = """
-            waiting  spawned  joined  connecting  running   finished  failed  exited
-Spawned     spawned  -        joined  connecting  running   finished  failed  -
-Hello       joined   joined   -       -           -         -         -       -
-Started     -        -        -       running     -         -         -       -
-Progress    waiting  spawned  joined  connecting  running   finished  -       -
-Planned     -        -        -       -           running   -         -       -
-Values      -        -        -       -           running   -         -       -
-Finished    -        -        -       -           finished  -         -       -
-Failed      failed   failed   failed  failed      failed    failed    -       exited
-Stopping    waiting  spawned  joined  connecting  running   finished  -       -
-AgentBeat   waiting  spawned  joined  connecting  running   finished  failed  exited
-Exited      exited   exited   exited  exited      exited    exited    exited  -
-Closed      -        -        -       -           -         -         -       exited
-AgentLost   exited   exited   exited  exited      exited    exited    exited  exited
-Output      -        -        -       -           -         -         -       -
-Committed   -        -        -       -           running   -         failed  exited
-AtStep      -        -        -       -           running   -         -       -
-Terminated  -        -        -       -           running   -         -       -
-Stacks      -        -        -       -           -         -         -       -
+            waiting  spawned  joined  connecting  running   finished  failed  ready   exited
+Spawned     spawned  -        joined  connecting  running   finished  failed  ready   -
+Hello       joined   joined   -       -           -         -         -       -       -
+Started     -        -        -       running     -         -         -       -       -
+Progress    waiting  spawned  joined  connecting  running   finished  -       ready   -
+Planned     -        -        -       -           running   -         -       -       -
+Values      -        -        -       -           running   -         -       -       -
+Finished    -        -        -       -           finished  -         -       -       -
+Failed      failed   failed   failed  failed      failed    failed    -       -       exited
+Stopping    waiting  spawned  joined  connecting  running   finished  -       -       -
+AgentBeat   waiting  spawned  joined  connecting  running   finished  failed  ready   exited
+Exited      exited   exited   exited  exited      exited    exited    exited  exited  -
+Closed      -        -        -       -           -         -         -       -       exited
+AgentLost   exited   exited   exited  exited      exited    exited    exited  exited  exited
+Output      -        -        -       -           -         -         -       -       -
+Committed   -        -        -       -           running   -         failed  -       exited
+AtStep      -        -        -       -           running   -         -       -       -
+Terminated  -        -        -       -           running   -         -       -       -
+Stacks      -        -        -       -           -         -         -       -       -
+Ready       -        -        -       -           -         -         ready   -       -
 """
 
 
@@ -272,6 +274,29 @@ def test_the_table_leads_out_of_every_state() -> None:
     for state in State:
         if state is not State.EXITED:
             assert FITS[state, Exited][0] is State.EXITED and FITS[state, AgentLost][0] is State.EXITED
+
+
+def test_who_is_ready_ends_no_attempt_and_begins_the_next() -> None:
+    c = running(3)
+    c.handle(Exited(2, -9), 1.0)
+    for r in (0, 1):
+        c.handle(failed(r, consequence=True, text="LaunchAborted"), 1.1)
+    c.handle(Ready(0), 1.2)
+    assert c.handle(Closed(2), 1.3) == []
+    assert c.handle(Ready(1), 1.4) == [Done()]
+    again = Controller(3, 2.0, ready={r.rank: r for r in c.ranks if r.state is State.READY})
+    assert [(r.state, r.pid) for r in again.ranks] == [(State.SPAWNED, 100), (State.SPAWNED, 101), (State.WAITING, 0)]
+    assert [i for r in (0, 1) for i in again.handle(hello(r), 2.1)] == []
+    assert sent(again.handle(hello(2), 2.2), "cards"), "the new process is told of those that were there"
+
+
+def test_who_says_that_it_is_ready_when_it_was_told_to_end_is_killed() -> None:
+    c = running(2)
+    c.handle(Exited(1, -9), 1.0)
+    c.handle(failed(0, consequence=True), 1.1)
+    assert c.handle(Tick(), 3.1) == [Kill((0,), signal.SIGTERM)]
+    c.handle(Ready(0), 3.2)
+    assert c.ranks[0].state is State.FAILED and c.handle(Tick(), 3.8) == [Kill((0,), signal.SIGKILL)]
 
 
 def test_the_story_of_a_rank() -> None:
@@ -366,6 +391,7 @@ def any_event(draw: st.DrawFn, n: int) -> Event | Interrupt | Tick:
         AtStep: lambda: AtStep(r, draw(count)),
         Terminated: lambda: Terminated(r),
         Stacks: lambda: Stacks(r, "text"),
+        Ready: lambda: Ready(r),
         AgentBeat: lambda: AgentBeat(r, draw(st.sampled_from(["", "T", "D", "R"])), draw(count)),
         Exited: lambda: Exited(r, draw(st.sampled_from([0, 1, -9, -70]))),
         Closed: lambda: Closed(r),

@@ -228,6 +228,27 @@ def test_two_epochs_through_one_channel() -> None:
             server.begin(1)
 
 
+def test_a_supervisor_in_the_place_of_another() -> None:
+    """Its messages count from the first one; those of the old one, which may be on their way yet, are nobody's."""
+    server = ControlServer(2)
+    try:
+        old, stays = Conversation(0), Conversation(0)
+        for c in (old, stays):
+            c.post(b'{"type": "exited", "code": -9}')
+        pairs = [(server._with("agent", rank), c) for rank, c in enumerate((old, stays))]
+        assert all(theirs.take(*c.next(1.0), 1.0) for theirs, c in pairs)  # type: ignore[misc]
+        server.begin(1, started=[0])
+        new = Conversation(1)
+        for c in (old, stays, new):
+            c.handed(1.0)
+            c.post(b'{"type": "closed"}')
+        new.due = 1
+        assert pairs[0][0].take(*old.next(2.0), 2.0) is None  # type: ignore[misc]
+        assert pairs[0][0].take(*new.next(2.0), 2.0) and pairs[1][0].take(*stays.next(2.0), 2.0)  # type: ignore[misc]
+    finally:
+        server.close()
+
+
 def wait_for(server: ControlServer, ready: Callable[[], bool], within_s: float = 10.0) -> None:
     until = time.monotonic() + within_s
     while not ready():
