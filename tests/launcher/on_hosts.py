@@ -12,7 +12,7 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,7 @@ class Placed(Cluster):
 
     def again(self, least: int, give_up: Callable[[], bool]) -> list[Place]:
         """On the hosts whose links are up, as a cluster would know it."""
-        self._let_go()
+        self._let_go(range(len(self.places)))
         self.hosts = [self.hosts[0], *(h for h in self.hosts[1:] if _is_up(h[1]))]
         if len(self.hosts) <= least:
             raise Infeasible(f"{len(self.hosts) - 1} hosts are left, of at least {least}")
@@ -53,10 +53,16 @@ class Placed(Cluster):
     def driver_ip(self) -> str:
         return self.hosts[0][0]
 
-    def run(self, rank: int, spec: dict[str, Any], payload: bytes) -> None:
+    def keeps(self, ready: Container[int]) -> bool:
+        """A host that is cut off has none of its agents left."""
+        return False
+
+    def run(self, specs: dict[int, dict[str, Any]], payload: bytes) -> None:
         command = [sys.executable, "-P", "-c", _START, str(agent.__file__), str(Path(agent.__file__).parents[1])]
-        prefix = ["ip", "netns", "exec", self.hosts[1 + rank][1]]
-        subprocess.run([*prefix, *command], input=json.dumps(spec), text=True, stdout=subprocess.DEVNULL, check=True)
+        for rank, spec in specs.items():
+            prefix = ["ip", "netns", "exec", self.hosts[1 + rank][1]]
+            given = json.dumps(spec)
+            subprocess.run([*prefix, *command], input=given, text=True, stdout=subprocess.DEVNULL, check=True)
 
 
 def _is_up(namespace: str) -> bool:
