@@ -69,6 +69,9 @@ class Engine(Protocol):
     def canonical(self, device: str) -> str:
         """The one name of a device; ValueError if there is no such device."""
 
+    def follows(self, device: str | tuple[str, ...] | None) -> bool:
+        """Whether loops with values on a device are followed: not in files, nor with a part of the workers."""
+
     def workers(self) -> tuple[int, int]:
         """This worker's rank, and how many there are."""
 

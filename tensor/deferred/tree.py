@@ -19,6 +19,7 @@ from types import CodeType
 from typing import Any, NamedTuple, Protocol
 
 from manygrad.tensor.dtype import DType
+from manygrad.tensor.engine import engine
 from manygrad.tensor.tensor import Tensor
 from manygrad.tensor.uop import UOp
 
@@ -27,6 +28,7 @@ MOST_NODES = 4096  # of a thread's tree; then it begins anew
 MOST_CAPTURES = 128  # of a thread, the last used ones
 MOST_BYTES = 1 << 30  # of memory that these hold; the last used one may hold more
 Key = tuple[Any, ...]
+Where = str | tuple[str, ...]
 TREES: weakref.WeakSet[TraceTree] = weakref.WeakSet()
 
 
@@ -47,7 +49,7 @@ class Spec:
 
     __slots__ = ("device", "dtype", "home", "requires_grad", "shape", "storage")
 
-    def __init__(self, shape: tuple[int, ...], dtype: DType, device: str | None, home: str) -> None:
+    def __init__(self, shape: tuple[int, ...], dtype: DType, device: Where | None, home: Where) -> None:
         """`device`: None of constants; `home`: where those live."""
         self.shape, self.dtype, self.device, self.home = shape, dtype, device, home
         self.requires_grad: bool | None = None  # nobody has asked yet
@@ -58,7 +60,7 @@ class Spec:
         """None where it cannot be told beforehand."""
         u = t.uop
         is_plain = type(t) is Tensor and all(type(d) is int for d in u.shape)
-        if not is_plain or isinstance(u.device, tuple) or isinstance(t._device, tuple):
+        if not is_plain or not engine().follows(u.device) or not engine().follows(t._device):
             return None
         return Spec(u.shape, u.dtype, u.device, t._device)
 
