@@ -38,6 +38,8 @@ class MadeCalls(NamedTuple):
 
 
 class Engine(Protocol):
+    """Large: what the front end asks of the stages after it."""
+
     def realize(self, tensors: list[Tensor], pending: bool = True) -> None:
         """Compute the tensors; their `uop` becomes a BUFFER.
         With `pending` all assignments that wait are carried out, too."""
@@ -71,6 +73,16 @@ class Engine(Protocol):
 
     def follows(self, device: str | tuple[str, ...] | None) -> bool:
         """Whether loops with values on a device are followed: not in files, nor with a part of the workers."""
+
+    def communicated(self) -> int:
+        """How many collectives of all workers this one has entered; 0 where it is alone."""
+
+    def note_loop(self) -> None:
+        """A step or a read of a plain loop has communicated: from now on ranks meet before they do so (`agree`)."""
+
+    def agree(self, place: int, how: int) -> int:
+        """How all ranks make what ends a trace, and communicates: 0 as a replay, 1 as a recording, 2 call by call.
+        `place`: the same on ranks that came there by the same calls; `how`: as this one can."""
 
     def workers(self) -> tuple[int, int]:
         """This worker's rank, and how many there are."""
