@@ -54,7 +54,8 @@ class External:
         trained = bool(x._requires_grad)
         state = trained or "_is_state" in x.__dict__
         if state:
-            if not engine().follows(u.device):
+            where = u.device
+            if where and (type(where) is tuple or "@" in where) and not engine().follows(where):
                 raise UnknownArgument("a parameter is with a part of the workers")
             sig += ("s", id(x), id(u), trained)
         elif u.op is Ops.CONST or is_constant(u):

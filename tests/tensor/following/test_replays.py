@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 from manygrad import Context, Tensor, nn, no_grad
+from manygrad.autograd import checkpoint
+from manygrad.nn import functional as F
 from manygrad.runtime.storage import STORAGE
 from manygrad.tensor.deferred import tree
 from manygrad.tensor.deferred.tensors import DeferredTensor
@@ -137,3 +139,41 @@ def test_a_tensor_that_is_unpacked_is_followed(counts: Counts) -> None:
 
     same(run)
     assert counts.replays == 6 and counts.captures == 1
+
+
+@pytest.mark.parametrize("drop", [False, True])
+@pytest.mark.parametrize("read", [False, True])
+def test_checkpoints_and_hooks_of_modules_are_followed(drop: bool, read: bool, counts: Counts) -> None:
+    """Their Python runs in each step, and the calls that it makes are put off."""
+
+    def run(counted: Counts | None = None) -> list[np.ndarray]:
+        Tensor.manual_seed(1)
+        block = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Dropout(0.3 if drop else 0.0))
+        loop, seen, found = Training(nn.Tanh()), [0], []
+        loop.optimizer.add_param_group({"params": list(block.parameters())})
+
+        def double(_: Any, __: Any, out: Tensor) -> Tensor:
+            seen[0] += 1
+            return out * 2
+
+        block[0].register_forward_hook(double)
+        for i in range(14):
+            if counted is not None and i == 8:
+                counted.replays = counted.captures = counted.flushes = 0
+            x, y = Tensor(array(5, 4, seed=i)), Tensor(np.arange(5) % 3)
+            loop.optimizer.zero_grad()
+            h = loop.model[1](loop.model[0](x))
+            h = h + checkpoint(block, h) + checkpoint(block, h.relu())
+            loss = F.cross_entropy(loop.model[2](h), y)
+            if read:
+                found.append(loss.numpy())
+            loss.backward()
+            loop.optimizer.step()
+            found.append(loss.numpy())
+        assert seen[0] == 28
+        if counted is not None:
+            assert counted.replays >= 6 and (counted.captures, counted.flushes) == (0, 0)
+        return [*found, *loop.state(), *(p.numpy() for p in block.parameters())]
+
+    same(run)
+    run(counts)
