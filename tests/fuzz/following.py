@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from manygrad import Context, Tensor, no_grad, scan
 from manygrad import nn as _nn
+from manygrad.autograd import checkpoint
 from manygrad.nn import functional as F
 from tests.fuzz import training
 
@@ -21,7 +22,7 @@ INSIDE = (
     *("read first", "clip", "evaluate", "evaluate with gradients", "error", "seed", "read statistics", "in place"),
     *("thread", "counted", "kept", "twice", "write what is read", "read gradient", "other size", "retained", "hook"),
     *("view", "list index", "choose", "noise", "frozen copy", "detached", "grad of input", "no step", "sum of losses"),
-    *("added up", "by hand", "scan", "two optimisers"),
+    *("added up", "by hand", "scan", "two optimisers", "checkpoint"),
 )
 Program = dict[str, Any]
 
@@ -42,17 +43,22 @@ def programs(draw: st.DrawFn) -> Program:
         "within": [draw(within) for _ in range(count)],
         "all stepped": draw(st.sampled_from((True, True, False))),
         "sizes": draw(st.sampled_from(((4,), (4,), (4, 3), (4, 4, 4, 2)))),
+        "devices": draw(st.sampled_from((0, 0, 0, 2, 3))),  # that the model is on each of; 0: one process's usual one
+        "cut": draw(st.booleans()),  # batches over these
     }
 
 
 class Loop(training.Side):
     """A loop of plain steps."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, devices: tuple[str, ...] = ()) -> None:
+        self.devices = devices or tuple(f"CPU:{i}" for i in range(program["devices"]))
         super().__init__({**program, "inside": None, "outside": False, "kept": False}, False)
         self.log: list[Any] = []
         self.kept: list[Tensor] = []
         self.judge = _nn.Linear(1, 1)
+        for p in self.judge.parameters() if self.devices else ():
+            p.shard_(self.devices)
         self.judges = _nn.optim.SGD(self.judge.parameters(), lr=0.1)
         if program["all stepped"]:
             self.optimizer.add_param_group({"params": list(self.extra.parameters()), "lr": 0.01})
@@ -64,7 +70,8 @@ class Loop(training.Side):
         self.happen(event, i)
         rng = np.random.default_rng(100 + i)
         size = self.program["sizes"][i % len(self.program["sizes"])] + ("other size" in within)
-        x, y = (Tensor(rng.standard_normal((size, n)).astype(np.float32)) for n in (3, 1))
+        axis = 0 if self.program["cut"] else None
+        x, y = (self.placed(size, n, rng=rng, axis=axis) for n in (3, 1))
         if "seed" in within:
             Tensor.manual_seed(i)
         if "grad of input" in within:
@@ -96,7 +103,7 @@ class Loop(training.Side):
         linear = self.model[1]
         z = x
         if "noise" in within:
-            z = z + Tensor.randn(*z.shape) * 0.1
+            z = z + z.randn_like() * 0.1
         if "in place" in within:
             z = z * 1.0
             z += 1
@@ -105,10 +112,10 @@ class Loop(training.Side):
             z = z.reshape(-1)[: z.numel()].reshape(z.shape)
         if "list index" in within:
             z = z[list(range(z.shape[0]))[::-1]]
-        hidden = self.model(z)
+        hidden = checkpoint(self.model, z) if "checkpoint" in within else self.model(z)
         out = self.extra(hidden) * self.scale
         if "scan" in within:
-            out = out + scan(lambda h, o: ((h * 0.5 + o).tanh(), h), Tensor.zeros(1), out)[1]
+            out = out + scan(lambda h, o: ((h * 0.5 + o).tanh(), h), out[0].detach() * 0, out)[1]
         if "counted" in within:
             out = out * (i + 1)
         if "choose" in within and float(out.sum().item()) > 0:

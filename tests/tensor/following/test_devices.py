@@ -7,9 +7,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from manygrad import Tensor, nn, no_grad
+from manygrad import Context, Tensor, nn, no_grad
 from manygrad.nn import functional as F
 from manygrad.tensor.environment import FOLLOW
+from manygrad.tensor.uop import Ops
 from tests.tensor.following.loops import LAYERS, Counts, Training, array, same
 
 pytestmark = pytest.mark.skipif(not FOLLOW, reason="FOLLOW=0: no call is put off")
@@ -94,3 +95,17 @@ def test_a_loop_over_devices_is_replayed(name: str, layer: str, axis: int | None
 
     same(run)
     run(counts)
+
+
+@pytest.mark.parametrize("axis", [0, None])
+def test_a_value_that_is_read_is_stored_where_it_lies(axis: int | None) -> None:
+    """Read again after the step it shows the same bits: it is not computed once more among other calls."""
+    loop = Sharded()
+    with Context(FOLLOW=0):
+        loop.axis = axis
+        loss = loop.loss(0)
+        out = loop.model(loop.batch(0)[0])
+        for t in (loss, out):
+            first = t.numpy()
+            assert t.uop.op is Ops.BUFFER
+            np.testing.assert_array_equal(t.numpy(), first)
