@@ -16,7 +16,7 @@ import numpy as np
 from manygrad.collectives.transport.wire import MessageKey
 
 
-class Received(Protocol):
+class Heard(Protocol):
     @property
     def addr(self) -> int: ...
 
@@ -28,7 +28,7 @@ class Speaker(Protocol):
     size: int
 
     def send(self, peer: int, key: MessageKey, addr: int, nbytes: int) -> Any: ...
-    def receive(self, peer: int, key: MessageKey, nbytes: int) -> AbstractContextManager[Received]: ...
+    def receive(self, peer: int, key: MessageKey, nbytes: int) -> AbstractContextManager[Heard]: ...
     def settle(self, ticket: Any) -> None: ...
 
 

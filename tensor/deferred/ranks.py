@@ -11,7 +11,7 @@ from manygrad.tensor.uop import UOp
 
 
 def digest_of(above: bytes, key: tuple[Any, ...], code: CodeType | None = None) -> bytes:
-    """Of a node below the one with the digest `above`. `code`: that of the user which its key names."""
+    """The digest of a node below the one with the digest `above`. `code`: that of the user which its key names."""
     return blake2b(above + repr([*_told(key, code)]).encode(), digest_size=8).digest()
 
 

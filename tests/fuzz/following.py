@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from manygrad import Context, Tensor, no_grad, scan
+from manygrad import Context, Tensor, no_grad, scan, world
 from manygrad import nn as _nn
 from manygrad.autograd import checkpoint
 from manygrad.nn import functional as F
@@ -24,6 +24,7 @@ INSIDE = (
     *("view", "list index", "choose", "noise", "frozen copy", "detached", "grad of input", "no step", "sum of losses"),
     *("added up", "by hand", "scan", "two optimisers", "checkpoint"),
 )
+PLACES = ("before", "forward", "backward", "after")  # where in a step one worker reads by itself
 Program = dict[str, Any]
 
 
@@ -63,6 +64,13 @@ class Loop(training.Side):
         if program["all stepped"]:
             self.optimizer.add_param_group({"params": list(self.extra.parameters()), "lr": 0.01})
 
+    def read_alone(self, place: str, i: int) -> None:
+        """One of several workers reads what it holds."""
+        who = self.program["alone"][i] if "alone" in self.program else None
+        if who is not None and (who[0], who[1]) == (world.rank, place):
+            weight = self.model[1].weight
+            (weight.detach().square().sum() if who[2] else weight).numpy()
+
     def note(self, *tensors: Tensor) -> None:
         self.log += [t.numpy() for t in tensors]
 
@@ -101,6 +109,7 @@ class Loop(training.Side):
 
     def step_of(self, x: Tensor, y: Tensor, within: set[str], i: int) -> None:
         linear = self.model[1]
+        self.read_alone("before", i)
         z = x
         if "noise" in within:
             z = z + z.randn_like() * 0.1
@@ -133,6 +142,7 @@ class Loop(training.Side):
             self.judges.step()
             out = out + self.judge(out)
         loss = F.mse_loss(out, y)
+        self.read_alone("forward", i)
         if "retained" in within and hidden.requires_grad:
             hidden.retain_grad()
         if "hook" in within and loss.requires_grad:
@@ -157,6 +167,7 @@ class Loop(training.Side):
             self.note(*self.model.state_dict().values())
         if "frozen copy" in within:
             self.kept.append(linear.weight.detach().clone())
+        self.read_alone("backward", i)
         if "by hand" in within:
             with no_grad():
                 for p in self.model.parameters():
@@ -165,6 +176,7 @@ class Loop(training.Side):
                         p.grad = None
         elif "no step" not in within:
             self.optimizer.step()
+        self.read_alone("after", i)
         if "evaluate" in within:
             with no_grad():
                 self.kept.append(self.model(y.expand(y.shape[0], 3)).sum())
@@ -176,10 +188,10 @@ class Loop(training.Side):
             self.note(loss)
 
 
-def run(program: Program, how: AbstractContextManager[Any]) -> list[Any]:
+def run(program: Program, how: AbstractContextManager[Any], devices: tuple[str, ...] = ()) -> list[Any]:
     """All that a loop showed."""
     with how:
-        loop = Loop(program)
+        loop = Loop(program, devices)
         usual = set(program["usual"])
         for i, (event, within) in enumerate(zip(program["events"], program["within"])):
             loop.one(event, usual ^ ({within} - {None}), i)
@@ -187,8 +199,9 @@ def run(program: Program, how: AbstractContextManager[Any]) -> list[Any]:
         return [*loop.log, *loop.state()]
 
 
-def check(program: Program) -> None:
-    want, got = run(program, Context(FOLLOW=0)), run(program, nullcontext())
+def check(program: Program, devices: tuple[str, ...] = ()) -> list[Any]:
+    """Gives what a loop showed. `devices`: other than the program says."""
+    want, got = run(program, Context(FOLLOW=0), devices), run(program, nullcontext(), devices)
     assert len(got) == len(want)
     for k, (a, b) in enumerate(zip(got, want)):
         if isinstance(b, str):
@@ -196,3 +209,4 @@ def check(program: Program) -> None:
             continue
         assert a.shape == b.shape and a.dtype == b.dtype, f"value {k}"
         np.testing.assert_array_equal(a, b, err_msg=f"value {k} of {len(want)}")
+    return got

@@ -55,7 +55,7 @@ class Side:
         self.model = nn.Sequential(self.norm, nn.Linear(3, 4), nn.Tanh(), self.dropout, nn.Linear(4, 1))
         self.extra = nn.Linear(1, 1)
         for t in (*self.model.state_dict().values(), *self.extra.parameters()):
-            t.shard_(self.devices) if self.devices else None
+            t.shard_(self.devices).realize() if self.devices else None
         kind, options = OPTIMIZERS[program["optimizer"]]
         self.optimizer = kind(self.model.parameters(), lr=0.05, **options)
         self.schedule = nn.optim.lr_scheduler.StepLR(self.optimizer, 2, 0.5)
