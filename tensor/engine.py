@@ -74,6 +74,10 @@ class Engine(Protocol):
     def follows(self, device: str | tuple[str, ...] | None) -> bool:
         """Whether loops with values on a device are followed: not in files, nor with a part of the workers."""
 
+    def is_read_by_all(self, uop: UOp) -> bool:
+        """Whether a value on several devices is read by all workers that have it, or by none: not where one alone may
+        compute it, and the plans of the others that read it would be other ones if it stored it."""
+
     def communicated(self) -> int:
         """How many collectives of all workers this one has entered; 0 where it is alone."""
 

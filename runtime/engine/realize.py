@@ -557,6 +557,10 @@ class RealizeEngine:
     def follows(self, device: str | tuple[str, ...] | None) -> bool:
         return is_followed(device, current().world.size)
 
+    def is_read_by_all(self, uop: UOp) -> bool:
+        world = current().world
+        return world.size == 1 or is_shared(uop, world)
+
     def communicated(self) -> int:
         runtime = current()
         return runtime.communication.entered_count if runtime.world.size > 1 else 0

@@ -61,8 +61,8 @@ class InteropMixin:
         with LOCK:
             u, (graph, _) = t.uop, HISTORY.get(t.uop) or (None, 0)
             try:
-                if isinstance(t.device, tuple):  # (stored as it is: who reads it again sees the same bits)
-                    t.realize()
+                if isinstance(t.device, tuple) and engine().is_read_by_all(u):
+                    t.realize()  # (stored as it is: who reads it again sees the same bits)
                 copied = t.uop.op is Ops.BUFFER and engine().has_copy(t.uop)  # then one is read where it lies
                 return engine().to_numpy((t.realize() if copied else self._whole()).uop)
             except IndexError as error:
