@@ -31,13 +31,13 @@ Program = dict[str, Any]
 @st.composite
 def programs(draw: st.DrawFn) -> Program:
     """`alone`: for each step which rank reads something by itself, where, and whether it computes that. (Not where
-    random numbers are drawn, or what backward() needs is written: a read carries that out on this rank, so that ranks
+    random numbers are drawn, or Tensors are written by hand: a read carries that out on this rank, so that ranks
     come to other plans or errors, however calls are made.)"""
     program = draw(following.programs())
     who = st.tuples(st.integers(0, 1), st.sampled_from(following.PLACES), st.booleans())
     alone = [draw(st.one_of(st.none(), st.none(), st.none(), who)) for _ in program["events"]]
     happens = {*program["usual"], *program["within"]}
-    writes = program["dropout"] or not happens.isdisjoint({"noise", "seed", "write what is read"})
+    writes = program["dropout"] or not happens.isdisjoint({"noise", "seed", "write what is read", "by hand"})
     return {**program, "devices": 0, "alone": [None] * len(alone) if writes else alone}
 
 
