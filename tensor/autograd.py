@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from manygrad.tensor.deferred.install import deferrable
 from manygrad.tensor.grad_mode import no_grad
 from manygrad.tensor.gradient import CustomGrad, Grads, NoGradient, compute_gradients
 from manygrad.tensor.lock import locked
@@ -202,15 +203,23 @@ def checkpoint(
     """
     inputs = [t for t in (*args, *kwargs.values()) if isinstance(t, Tensor) and t.dtype.is_float]
     for t in inputs:
-        t.uop = stored(t.uop)
+        _enter(t)
     result = fn(*args, **kwargs)
     outputs = result if isinstance(result, tuple) else (result,)
-    entries = tuple(dict.fromkeys(t.uop for t in inputs))
-    made = tuple(_checkpointed(o, entries) if isinstance(o, Tensor) and o.dtype.is_float else o for o in outputs)
+    made = tuple(_checkpointed(o, *inputs) if isinstance(o, Tensor) and o.dtype.is_float else o for o in outputs)
     return made if isinstance(result, tuple) else made[0]
 
 
-def _checkpointed(out: Tensor, entries: tuple[UOp, ...]) -> Tensor:
+@deferrable
+def _enter(t: Tensor) -> Tensor:
+    """From now on `t` is in memory."""
+    t.uop = stored(t.uop)
+    return t
+
+
+@deferrable
+def _checkpointed(out: Tensor, *inputs: Tensor) -> Tensor:
+    entries = tuple(dict.fromkeys(t.uop for t in inputs))
     below = set(out.uop.toposort(lambda u: u not in entries))
     leaves = tuple(dict.fromkeys(t.uop for t in TRAINED if t.uop in below and t.uop not in entries))
     return out._new(UOp(Ops.CUSTOM, out.dtype, (out.uop, *entries, *leaves), _Checkpoint(len(entries))))

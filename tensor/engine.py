@@ -38,6 +38,8 @@ class MadeCalls(NamedTuple):
 
 
 class Engine(Protocol):
+    """Large: what the front end asks of the stages after it."""
+
     def realize(self, tensors: list[Tensor], pending: bool = True) -> None:
         """Compute the tensors; their `uop` becomes a BUFFER.
         With `pending` all assignments that wait are carried out, too."""
@@ -68,6 +70,23 @@ class Engine(Protocol):
 
     def canonical(self, device: str) -> str:
         """The one name of a device; ValueError if there is no such device."""
+
+    def follows(self, device: str | tuple[str, ...] | None) -> bool:
+        """Whether loops with values on a device are followed: not in files, nor with a part of the workers."""
+
+    def is_read_by_all(self, uop: UOp) -> bool:
+        """Whether a value on several devices is read by all workers that have it, or by none: not where one alone may
+        compute it, and the plans of the others that read it would be other ones if it stored it."""
+
+    def communicated(self) -> int:
+        """How many collectives of all workers this one has entered; 0 where it is alone."""
+
+    def note_loop(self) -> None:
+        """A step or a read of a plain loop has communicated: from now on ranks meet before they do so (`agree`)."""
+
+    def agree(self, place: int, how: int) -> int:
+        """How all ranks make what ends a trace, and communicates: 0 as a replay, 1 as a recording, 2 call by call.
+        `place`: the same on ranks that came there by the same calls; `how`: as this one can."""
 
     def workers(self) -> tuple[int, int]:
         """This worker's rank, and how many there are."""

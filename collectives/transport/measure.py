@@ -6,14 +6,13 @@ reaches over ZeroMQ. The figures are rounded to powers of two, for schedules tha
 
 from __future__ import annotations
 
-import ctypes
 import math
 import time
-from contextlib import AbstractContextManager
 from typing import Protocol
 
 import numpy as np
 
+from manygrad.collectives.transport.largest import Speaker, largest
 from manygrad.collectives.transport.wire import MessageKey
 from manygrad.multi.world import Link
 
@@ -25,20 +24,11 @@ TRIES = 4  # the fastest counts: workers that are starting keep each other from 
 _PLAN = 0x11A9
 
 
-class Sized(Protocol):
-    @property
-    def addr(self) -> int: ...
-
-
-class Peer(Protocol):
+class Peer(Speaker, Protocol):
     """The part of a worker's endpoint that measuring needs."""
 
-    rank: int
-    size: int
     routes: dict[int, str]
 
-    def send(self, peer: int, key: MessageKey, addr: int, nbytes: int) -> object: ...
-    def receive(self, peer: int, key: MessageKey, nbytes: int) -> AbstractContextManager[Sized]: ...
     def flush(self) -> object: ...
 
 
@@ -47,28 +37,20 @@ class _Meter:
         self.endpoint, self.sent = endpoint, 0
         self.data = np.zeros(LONG_NBYTES, np.uint8)  # (pages that nothing writes take no memory)
 
-    def exchange(self, distance: int, data: bytes | int) -> bytes:
-        """Sends `data` (or so many bytes) to the worker at `distance`, and receives as much from the one before; its
-        first 8 bytes."""
+    def exchange(self, distance: int, nbytes: int) -> None:
+        """Sends so many bytes to the worker at `distance`, and receives as many from the one before."""
         e = self.endpoint
-        nbytes = data if isinstance(data, int) else len(data)
-        if not isinstance(data, int):
-            self.data[:nbytes] = np.frombuffer(data, np.uint8)
         self.sent += 1
         key = MessageKey(_PLAN, self.sent, 0)
         e.send((e.rank + distance) % e.size, key, self.data.ctypes.data, nbytes)
-        with e.receive((e.rank - distance) % e.size, key, nbytes) as got:
-            head = ctypes.string_at(got.addr, min(8, nbytes))
+        with e.receive((e.rank - distance) % e.size, key, nbytes):
+            pass
         e.flush()
-        return head
 
     def largest(self, value: int) -> int:
-        """Largest `value` of all workers: after ceil(log2 size) exchanges each has heard of everyone."""
-        step = 1
-        while step < self.endpoint.size:
-            value = max(value, int.from_bytes(self.exchange(step, value.to_bytes(8, "little")), "little"))
-            step *= 2
-        return value
+        """Largest `value` of all workers."""
+        self.sent += 1
+        return largest(self.endpoint, MessageKey(_PLAN, self.sent, 0), (value,))[0]
 
     def seconds(self, distance: int, nbytes: int) -> float:
         """Best of `TRIES` runs; a run takes as long as its slowest worker: to one that begins late, what it is

@@ -19,6 +19,7 @@ from contextvars import ContextVar
 import numpy as np
 
 from manygrad.errors import LostValue
+from manygrad.runtime.agreement.loops import wait_for_plans
 from manygrad.runtime.buffer import Buffer
 from manygrad.runtime.current import current
 from manygrad.runtime.storage import STORAGE, storage
@@ -59,6 +60,8 @@ class Agreement:
             if u not in STORAGE and (why := LOST.get(u)) is not None:
                 raise LostValue(why)
         communication.check()
+        if communication.hooks is not None and plan.by_all:
+            wait_for_plans()
         hooks, compared = communication.hooks, communication.compared
         self.compared = compared
         self.plan, self.buffers = plan, buffers

@@ -14,6 +14,7 @@ from manygrad.errors import CollectiveError, JitError
 from manygrad.multi.rules import store_spec
 from manygrad.multi.world import World
 from manygrad.runtime.agreement.agreement import begin
+from manygrad.runtime.agreement.loops import agree, is_followed
 from manygrad.runtime.buffer import Buffer
 from manygrad.runtime.current import current
 from manygrad.runtime.devices import canonical as local_canonical
@@ -467,6 +468,23 @@ class RealizeEngine:
                 f"device {device!r}: node {node} does not exist, the world has {world.size} (0..{world.size - 1})"
             )
         return f"{local}@{int(node)}"
+
+    def follows(self, device: str | tuple[str, ...] | None) -> bool:
+        return is_followed(device, current().world.size)
+
+    def is_read_by_all(self, uop: UOp) -> bool:
+        world = current().world
+        return world.size == 1 or is_shared(uop, world)
+
+    def communicated(self) -> int:
+        runtime = current()
+        return runtime.communication.entered_count if runtime.world.size > 1 else 0
+
+    def note_loop(self) -> None:
+        current().communication.has_loops = True
+
+    def agree(self, place: int, how: int) -> int:
+        return agree(place, how)
 
     def workers(self) -> tuple[int, int]:
         return current().world.rank, current().world.size

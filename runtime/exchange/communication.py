@@ -68,6 +68,8 @@ class Communication:
     compared: dict[int, int] = field(default_factory=dict)  # plan -> the last round in which its values were compared
     checks: int = 0  # calls of `assert_equal`
     saves: int = 0  # attempts to save a checkpoint: ranks make the same ones
+    meetings: int = 0  # of all ranks, before what ends a trace of a plain loop
+    has_loops: bool = False  # plain loops that communicate were met
     why_left: str = ""  # not empty once this process communicates no more
     rank: int = 0  # it had by then
     beside: Beside | None = None  # where collectives run beside kernels (`thread_of` in `runtime/executors/overlap.py`)
@@ -80,6 +82,10 @@ class Communication:
         not."""
         word = self.entered_word[0]
         return word >> TEXT_BITS, list(self.texts)[word & ((1 << TEXT_BITS) - 1)]
+
+    @property
+    def entered_count(self) -> int:
+        return int(self.entered_word[0] >> TEXT_BITS)
 
     def text_number(self, text: str) -> int:
         """Number of a collective's text; 0 for those that are too many."""

@@ -54,6 +54,9 @@ class External:
         trained = bool(x._requires_grad)
         state = trained or "_is_state" in x.__dict__
         if state:
+            where = u.device
+            if where and (type(where) is tuple or "@" in where) and not engine().follows(where):
+                raise UnknownArgument("a parameter is with a part of the workers")
             sig += ("s", id(x), id(u), trained)
         elif u.op is Ops.CONST or is_constant(u):
             sig += ("c", u, x._device)
@@ -101,10 +104,10 @@ def _kind(u: UOp) -> tuple[Any, ...]:
     while u.op in _LAZY and u not in HISTORY and len(chain) < 12:
         chain += (u.op, u.dtype, u.arg)
         u = u.src[0]
-    is_plain = u.op is Ops.BUFFER and isinstance(u.arg.device, str) and not u.arg.device.startswith("DISK")
+    is_plain = u.op is Ops.BUFFER and engine().follows(u.arg.device)
     if not is_plain or u in HISTORY or not engine().is_realized(u):  # (through HISTORY a gradient flows)
-        raise UnknownArgument("a tensor from before the step is not in memory, or not on one device")
-    return (u.arg.shape, u.arg.dtype, u.arg.device, *chain)
+        raise UnknownArgument("a tensor from before the step is not in memory, or with a part of the workers")
+    return (u.arg.shape, u.arg.dtype, u.arg.device, u.arg.axis, u.arg.bounds, *chain)
 
 
 def told(x: Any, sig: list[Any], serial: int, external: External) -> Any:

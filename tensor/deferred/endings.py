@@ -10,8 +10,8 @@ from typing import Any
 from manygrad.tensor.deferred.calls import DeferredCall, Making, PutOff, Read, Resumed
 from manygrad.tensor.deferred.counts import COUNTS
 from manygrad.tensor.deferred.tensors import settle
-from manygrad.tensor.deferred.trace import PUT_OFF, Trace, begin, flush_others
-from manygrad.tensor.deferred.tree import KeptGraphs, Key, TraceEnding, TraceNode
+from manygrad.tensor.deferred.trace import PUT_OFF, THREAD, Trace, begin, flush_others, note_communication
+from manygrad.tensor.deferred.tree import KeptGraphs, Key, Spec, TraceEnding, TraceNode
 from manygrad.tensor.engine import engine
 from manygrad.tensor.environment import overridden
 from manygrad.tensor.lock import LOCK
@@ -20,6 +20,7 @@ from manygrad.tensor.uop.views import memory
 
 OPTIMIZERS: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # each one's own number
 _numbers = itertools.count(1)
+REPLAY, RECORD = range(2)  # as `Engine.agree` has it
 
 
 # *** an optimiser's step ***
@@ -48,7 +49,9 @@ def end_with_step(
     finally:
         begin(trace.tree)
     if not done:
+        since = engine().communicated()
         trace.inside(step, (), {})
+        note_communication(since)
 
 
 def settings(optimizer: Any) -> list[Any]:
@@ -72,7 +75,7 @@ def all_as_one(trace: Trace, what: Key, step: Callable[[], Any] | None) -> bool:
     trace.drop_gradients()
     living = trace.values.living()
     numbers = [n for n, _ in living]
-    ending = trace.node.ending((*what, tuple(numbers)))
+    ending = THREAD.ending = trace.node.ending((*what, tuple(numbers)))
     if not trace.put_off or not trace.is_following:
         trace.why = trace.why or ending.plain
         return False
@@ -115,7 +118,7 @@ def read_as_one(trace: Trace, numbers: Sequence[int]) -> tuple[bool, bool]:
     numbers = trace.values.one_storage(numbers, living) if numbers else ()
     has_others = len(living) > len(numbers)
     key = ("read", *numbers)
-    ending = trace.node.ending(key)
+    ending = THREAD.ending = trace.node.ending(key)
     if not trace.put_off or not trace.is_following:  # (they were made as they came)
         trace.why = trace.why or ending.plain
         if ending.has_history is None:
@@ -125,15 +128,12 @@ def read_as_one(trace: Trace, numbers: Sequence[int]) -> tuple[bool, bool]:
             go_on(trace, key)
         return False, goes_on
     trace.check()
-    needed: list[PutOff] = []
-    if ending.replay is None:  # (what is read must not make gradients)
-        needed = needed_for(trace, numbers)
-        backward = any(type(c) is DeferredCall and c.node.gradients for c in needed)
-        if backward or not numbers:
-            ending.plain = "a gradient, or what depends on any call, is read before the step ends"
+    if ending.replay is None and (not numbers or gives_gradients(needed_for(trace, numbers))):
+        ending.plain = "a gradient, or what depends on any call, is read before the step ends"
     if not may_replay(trace, ending, writes=False):
         return False, False
 
+    needed = [] if ending.replay is not None else needed_for(trace, numbers)
     out = computed(trace, ending, needed, None, numbers, writes=False)
     read = dict(zip(numbers, out))
     if has_others or ending.has_history:
@@ -164,7 +164,7 @@ def read_and_write(trace: Trace, numbers: Sequence[int]) -> tuple[bool, bool]:
         trace.why = "a value is read before the step ends, and calls before it write (dropout, batch norm)"
         return False, False
     key = ("read and write", *numbers, *kept)
-    ending = trace.node.ending(key)
+    ending = THREAD.ending = trace.node.ending(key)
     trace.check()
     if not may_replay(trace, ending, writes=True):
         return False, False
@@ -203,9 +203,13 @@ def go_on(trace: Trace, key: Key) -> None:
     """The trace goes on after a read."""
     child = trace.node.children.get(key)
     if child is None:
-        child = trace.node.children[key] = TraceNode(trace.node)
+        child = trace.node.children[key] = TraceNode(trace.node, key)
     trace.node = child
     trace.has_read = True
+
+
+def gives_gradients(calls: Sequence[PutOff]) -> bool:
+    return any(type(c) is DeferredCall and c.node.gradients for c in calls)
 
 
 def needed_for(trace: Trace, numbers: Sequence[int]) -> list[PutOff]:
@@ -239,7 +243,7 @@ def may_be_replayed(trace: Trace) -> bool:
 
 
 def may_replay(trace: Trace, ending: TraceEnding, writes: bool) -> bool:
-    """Whether an ending can be captured, or the capture of it be replayed now."""
+    """Whether an ending can be captured, or the capture of it be replayed now, on all ranks if they communicate."""
     if ending.plain:
         trace.node.note_plain()
         trace.why = ending.plain
@@ -250,7 +254,29 @@ def may_replay(trace: Trace, ending: TraceEnding, writes: bool) -> bool:
     if writes and shares_state(trace, ending):
         trace.why = "an input lies in memory that may be written"
         return False
-    return True
+    trace.why = agreed(trace, ending, writes) if engine().workers()[1] > 1 else ""
+    return not trace.why
+
+
+def agreed(trace: Trace, ending: TraceEnding, writes: bool) -> str:
+    """Has all ranks make an ending in one way, where they communicate for it; why it is made call by call, or nothing.
+    A read that does not communicate is this rank's own business. What is written is not, where any value of the trace
+    is one of all ranks: they would come to another plan that reads it, one with what was computed, one without."""
+    if ending.communicates is None:
+        return "whether ranks communicate for it is seen where its calls are made as they come"
+    if not ending.communicates:
+        return "it writes, and ranks do not communicate for it" if writes and is_of_all(trace) else ""
+    how = engine().agree(ending.place, REPLAY if ending.replay is not None else RECORD)
+    if how == RECORD:
+        ending.replay = None
+    return "" if how in (REPLAY, RECORD) else "another rank has not come to it by the same calls"
+
+
+def is_of_all(trace: Trace) -> bool:
+    """Whether a value of the trace lies with several workers."""
+    given = [r.device for c in trace.put_off if type(c) is DeferredCall for r in c.node.results if type(r) is Spec]
+    places = {*given, *(u.device for u in trace.external.nodes)}
+    return any("@" in name for place in places if isinstance(place, tuple) for name in place)
 
 
 def shares_state(trace: Trace, ending: TraceEnding) -> bool:
@@ -280,6 +306,7 @@ def computed(
     recording that can be replayed the next time. `kept`: numbers of values that are used on, which are not computed."""
     if writes:
         flush_others(trace)
+    THREAD.ending, since = None, engine().communicated()
     inputs = trace.external.inputs()
     inputs += [t for call in trace.put_off if type(call) is Read for t in call.memories.values()]
     making = Making(trace.external)
@@ -315,6 +342,8 @@ def computed(
                     ending.kept = KeptGraphs(graphs, made.own, [t.uop for t in out], stored)
                 if replay is None:
                     ending.plain = "the calls made state that lives on, or computed nothing"
+                elif engine().communicated() != since and not ending.communicates:
+                    ending.plain = "ranks communicate for a value that lives on, and that nothing asks for"
                 elif kept is not None:
                     if not made.lasts:
                         ending.plain = "a value that lives on stands on what is overwritten, or on memory of the calls"

@@ -8,7 +8,8 @@ from typing import Any, TypeVar, cast
 
 from manygrad.tensor.autocast import autocast_dtype, converted
 from manygrad.tensor.deferred.endings import end_with_read
-from manygrad.tensor.deferred.trace import THREAD, WRITING, flush_writers
+from manygrad.tensor.deferred.trace import THREAD, WRITING, begin, flush_writers, note_communication
+from manygrad.tensor.engine import engine
 from manygrad.tensor.environment import FOLLOW
 from manygrad.tensor.lock import LOCK
 from manygrad.tensor.ops import inplace
@@ -108,7 +109,7 @@ def _read(fn: Callable[..., Any]) -> Callable[..., Any]:
             return fn(*args, **kwargs)
         with LOCK:  # (what was computed is read before another thread finds a fault, and takes it for its own)
             _have_read([x for x in args if isinstance(x, Tensor)])
-            stored = args[0].__dict__.get("_stored")
+            stored, since = args[0].__dict__.get("_stored"), engine().communicated()
             THREAD.is_inside = True
             try:
                 if stored is None:
@@ -116,6 +117,7 @@ def _read(fn: Callable[..., Any]) -> Callable[..., Any]:
                 return args[0] if fn.__name__ == "realize" else fn(stored, *args[1:], **kwargs)
             finally:
                 THREAD.is_inside = False
+                note_communication(since)
 
     return read
 
@@ -123,6 +125,8 @@ def _read(fn: Callable[..., Any]) -> Callable[..., Any]:
 def _have_read(tensors: list[Tensor]) -> None:
     """Computes what is put off of these tensors, or, if they are others, what they may depend on."""
     trace = THREAD.trace
+    if trace.tree.is_of_another_world():
+        trace = begin(trace.tree)
     flush_writers(trace)
     values = [x.__dict__ for x in tensors if trace.has(x)]
     numbers = [d["_value"][1] for d in values if "_stored" not in d]

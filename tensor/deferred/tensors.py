@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from manygrad.tensor.deferred.tree import Spec
+from manygrad.tensor.deferred.tree import Spec, Where
 from manygrad.tensor.dtype import DType
 from manygrad.tensor.hooks import RemovableHandle
 from manygrad.tensor.storage import LIVE
@@ -83,7 +83,7 @@ class DeferredTensor(Tensor):
         return len(self._spec.shape)
 
     @property
-    def device(self) -> str | tuple[str, ...]:
+    def device(self) -> Where:
         return self._spec.device or self._spec.home
 
 

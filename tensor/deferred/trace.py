@@ -23,7 +23,7 @@ from manygrad.tensor.deferred.arguments import CONSTANTS, External, UnknownArgum
 from manygrad.tensor.deferred.calls import DeferredCall, Making, PutOff, TraceValues
 from manygrad.tensor.deferred.counts import COUNTS
 from manygrad.tensor.deferred.tensors import DeferredTensor, settle
-from manygrad.tensor.deferred.tree import MOST_NODES, Key, Spec, TraceNode, TraceTree
+from manygrad.tensor.deferred.tree import MOST_NODES, Key, Spec, TraceEnding, TraceNode, TraceTree
 from manygrad.tensor.deferred.varying import has_new_number, tell, with_input
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.engine import engine
@@ -193,7 +193,7 @@ class Trace:
             tree.nodes = 0
         tree.nodes += 1
         self.node.note_new()
-        child = self.node.children[key] = TraceNode(self.node, fn, user_line(), code)
+        child = self.node.children[key] = TraceNode(self.node, key, fn, user_line(), code)
         x = self.external
         child.place = key[:3]
         tell(self.node, key, child.line)
@@ -336,10 +336,20 @@ class Trace:
 
 def begin(tree: TraceTree) -> Trace:
     """A trace begins, this thread's from now on. (Another one goes on to stand for the values that somebody has.)"""
-    trace = THREAD.trace = Trace(tree)
-    if engine().workers()[1] > 1:
-        trace.is_off = True
-    return trace
+    if tree.is_of_another_world():
+        tree.forget()
+    THREAD.trace = Trace(tree)
+    return THREAD.trace
+
+
+def note_communication(since: int) -> None:
+    """What ended a trace was made as it came, and before it this worker had entered `since` collectives."""
+    ending, THREAD.ending = THREAD.ending, None
+    communicates = engine().communicated() != since
+    if ending is not None:
+        ending.communicates = communicates
+    if communicates:
+        engine().note_loop()
 
 
 def has_hooks(t: Tensor) -> bool:
@@ -376,6 +386,7 @@ class _ThreadTrace(local):
 
     def __init__(self) -> None:
         self.is_inside = False  # of a call that is being made
+        self.ending: TraceEnding | None = None  # the last one, where its calls are made as they come
         self.trace = Trace(TraceTree())
 
 
@@ -391,4 +402,5 @@ __all__ = [
     "flush_others",
     "flush_readers",
     "flush_writers",
+    "note_communication",
 ]

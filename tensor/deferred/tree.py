@@ -15,10 +15,13 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
+from functools import cached_property
 from types import CodeType
 from typing import Any, NamedTuple, Protocol
 
+from manygrad.tensor.deferred.ranks import digest_of, place_of
 from manygrad.tensor.dtype import DType
+from manygrad.tensor.engine import engine
 from manygrad.tensor.tensor import Tensor
 from manygrad.tensor.uop import UOp
 
@@ -27,6 +30,7 @@ MOST_NODES = 4096  # of a thread's tree; then it begins anew
 MOST_CAPTURES = 128  # of a thread, the last used ones
 MOST_BYTES = 1 << 30  # of memory that these hold; the last used one may hold more
 Key = tuple[Any, ...]
+Where = str | tuple[str, ...]
 TREES: weakref.WeakSet[TraceTree] = weakref.WeakSet()
 
 
@@ -47,7 +51,7 @@ class Spec:
 
     __slots__ = ("device", "dtype", "home", "requires_grad", "shape", "storage")
 
-    def __init__(self, shape: tuple[int, ...], dtype: DType, device: str | None, home: str) -> None:
+    def __init__(self, shape: tuple[int, ...], dtype: DType, device: Where | None, home: Where) -> None:
         """`device`: None of constants; `home`: where those live."""
         self.shape, self.dtype, self.device, self.home = shape, dtype, device, home
         self.requires_grad: bool | None = None  # nobody has asked yet
@@ -58,7 +62,7 @@ class Spec:
         """None where it cannot be told beforehand."""
         u = t.uop
         is_plain = type(t) is Tensor and all(type(d) is int for d in u.shape)
-        if not is_plain or isinstance(u.device, tuple) or isinstance(t._device, tuple):
+        if not is_plain or not engine().follows(u.device) or not engine().follows(t._device):
             return None
         return Spec(u.shape, u.dtype, u.device, t._device)
 
@@ -77,23 +81,39 @@ class KeptGraphs(NamedTuple):
 class TraceEnding:
     """What ended a trace at a node, and what lived on then."""
 
-    def __init__(self) -> None:
+    def __init__(self, above: bytes, key: Key) -> None:
+        """`above`: the digest of the node, `key`: of it there."""
+        self.above, self.key = above, key
+        # whether ranks communicate for it, as they did where its calls were made as they come; None: not known yet
+        self.communicates: bool | None = None
         self.plain = ""  # why it cannot be captured
         self.state: set[int] | None = None  # ids of the nodes that state lies in
         self.has_history: bool | None = None  # a gradient flows on from what was read
         self.replay: TraceReplay | None = None
         self.kept: KeptGraphs | None = None  # of values that live on, where calls that write are not made again
 
+    @cached_property
+    def place(self) -> int:
+        """Its number on all ranks that come to it by the same calls."""
+        return place_of(self.above, self.key)
+
 
 class TraceNode:
     """A call, after those above it. Large: what it gives, what ends with it, and which calls were new below it."""
 
     def __init__(
-        self, parent: TraceNode | None = None, fn: Any = None, line: str = "", code: CodeType | None = None
+        self,
+        parent: TraceNode | None = None,
+        key: Key = (),
+        fn: Any = None,
+        line: str = "",
+        code: CodeType | None = None,
     ) -> None:
         """`line`: the user's, which makes the call; `code`: what that is in, which the key names by id."""
         # (not held: what is cut off goes at once, with its captures)
         self.above = None if parent is None else weakref.ref(parent)
+        several = parent is not None and engine().workers()[1] > 1
+        self.digest: bytes = digest_of(parent.digest, key, code) if parent is not None and several else b""
         self.fn, self.line, self.code = fn, line, code
         self.children: dict[Key, TraceNode] = {}
         self.endings: dict[Key, TraceEnding] = {}
@@ -117,7 +137,7 @@ class TraceNode:
         """What ends a trace here in this way."""
         found = self.endings.get(key)
         if found is None:
-            found = self.endings[key] = TraceEnding()
+            found = self.endings[key] = TraceEnding(self.digest, key)
             self.note_new()
         return found
 
@@ -200,14 +220,21 @@ class TraceTree:
 
     def __init__(self) -> None:
         TREES.add(self)
+        self.world: object = None  # that it is grown in
         self.root = TraceNode()
         self.nodes = 0
         self.varying: dict[Key, CodeType] = {}  # places in code at which a number is an input
         # the last used one last; one goes with its node
         self.captures: weakref.WeakValueDictionary[int, TraceEnding] = weakref.WeakValueDictionary()
 
+    def is_of_another_world(self) -> bool:
+        """As where a test works in another Runtime."""
+        world = engine().world()
+        self.world = self.world or world
+        return self.world is not world
+
     def forget(self) -> None:
-        self.root, self.nodes = TraceNode(), 0
+        self.root, self.nodes, self.world = TraceNode(), 0, None
         self.varying.clear()
         self.captures.clear()
 

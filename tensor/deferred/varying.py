@@ -36,10 +36,11 @@ def with_input(args: tuple[Any, ...]) -> tuple[Any, ...]:
     t, x = args if len(args) == 2 else (None, None)
     if not isinstance(t, Tensor) or type(x) not in (int, float):
         return args
-    if t.dtype.name not in TYPES or not isinstance(t.device, str):
+    if t.dtype.name not in TYPES:
         return args
     with np.errstate(over="ignore"):  # (as a constant it is infinite there, too)
-        return t, Tensor(np.array(x, t.dtype.name), device=t.device)
+        number = Tensor(np.array(x, t.dtype.name))
+    return t, number if number.device == t.device else number.to(t.device)
 
 
 def tell(node: TraceNode, key: Key, line: str) -> None:

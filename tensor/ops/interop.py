@@ -60,8 +60,10 @@ class InteropMixin:
             return np.empty(t.shape, t.dtype.np)
         with LOCK:
             u, (graph, _) = t.uop, HISTORY.get(t.uop) or (None, 0)
-            copied = u.op is Ops.BUFFER and engine().has_copy(u)  # then one of the copies is read where it lies
             try:
+                if isinstance(t.device, tuple) and engine().is_read_by_all(u):
+                    t.realize()  # (stored as it is: who reads it again sees the same bits)
+                copied = t.uop.op is Ops.BUFFER and engine().has_copy(t.uop)  # then one is read where it lies
                 return engine().to_numpy((t.realize() if copied else self._whole()).uop)
             except IndexError as error:
                 self._spoil(u if graph is None else graph, error)

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from manygrad import Context, Tensor, no_grad, scan
+from manygrad import Context, Tensor, no_grad, scan, world
 from manygrad import nn as _nn
+from manygrad.autograd import checkpoint
 from manygrad.nn import functional as F
 from tests.fuzz import training
 
@@ -21,8 +22,9 @@ INSIDE = (
     *("read first", "clip", "evaluate", "evaluate with gradients", "error", "seed", "read statistics", "in place"),
     *("thread", "counted", "kept", "twice", "write what is read", "read gradient", "other size", "retained", "hook"),
     *("view", "list index", "choose", "noise", "frozen copy", "detached", "grad of input", "no step", "sum of losses"),
-    *("added up", "by hand", "scan", "two optimisers"),
+    *("added up", "by hand", "scan", "two optimisers", "checkpoint"),
 )
+PLACES = ("before", "forward", "backward", "after")  # where in a step one worker reads by itself
 Program = dict[str, Any]
 
 
@@ -42,20 +44,32 @@ def programs(draw: st.DrawFn) -> Program:
         "within": [draw(within) for _ in range(count)],
         "all stepped": draw(st.sampled_from((True, True, False))),
         "sizes": draw(st.sampled_from(((4,), (4,), (4, 3), (4, 4, 4, 2)))),
+        "devices": draw(st.sampled_from((0, 0, 0, 2, 3))),  # that the model is on each of; 0: one process's usual one
+        "cut": draw(st.booleans()),  # batches over these
     }
 
 
 class Loop(training.Side):
     """A loop of plain steps."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, devices: tuple[str, ...] = ()) -> None:
+        self.devices = devices or tuple(f"CPU:{i}" for i in range(program["devices"]))
         super().__init__({**program, "inside": None, "outside": False, "kept": False}, False)
         self.log: list[Any] = []
         self.kept: list[Tensor] = []
         self.judge = _nn.Linear(1, 1)
+        for p in self.judge.parameters() if self.devices else ():
+            p.shard_(self.devices)
         self.judges = _nn.optim.SGD(self.judge.parameters(), lr=0.1)
         if program["all stepped"]:
             self.optimizer.add_param_group({"params": list(self.extra.parameters()), "lr": 0.01})
+
+    def read_alone(self, place: str, i: int) -> None:
+        """One of several workers reads what it holds."""
+        who = self.program["alone"][i] if "alone" in self.program else None
+        if who is not None and (who[0], who[1]) == (world.rank, place):
+            weight = self.model[1].weight
+            (weight.detach().square().sum() if who[2] else weight).numpy()
 
     def note(self, *tensors: Tensor) -> None:
         self.log += [t.numpy() for t in tensors]
@@ -64,7 +78,8 @@ class Loop(training.Side):
         self.happen(event, i)
         rng = np.random.default_rng(100 + i)
         size = self.program["sizes"][i % len(self.program["sizes"])] + ("other size" in within)
-        x, y = (Tensor(rng.standard_normal((size, n)).astype(np.float32)) for n in (3, 1))
+        axis = 0 if self.program["cut"] else None
+        x, y = (self.placed(size, n, rng=rng, axis=axis) for n in (3, 1))
         if "seed" in within:
             Tensor.manual_seed(i)
         if "grad of input" in within:
@@ -94,9 +109,10 @@ class Loop(training.Side):
 
     def step_of(self, x: Tensor, y: Tensor, within: set[str], i: int) -> None:
         linear = self.model[1]
+        self.read_alone("before", i)
         z = x
         if "noise" in within:
-            z = z + Tensor.randn(*z.shape) * 0.1
+            z = z + z.randn_like() * 0.1
         if "in place" in within:
             z = z * 1.0
             z += 1
@@ -105,10 +121,10 @@ class Loop(training.Side):
             z = z.reshape(-1)[: z.numel()].reshape(z.shape)
         if "list index" in within:
             z = z[list(range(z.shape[0]))[::-1]]
-        hidden = self.model(z)
+        hidden = checkpoint(self.model, z) if "checkpoint" in within else self.model(z)
         out = self.extra(hidden) * self.scale
         if "scan" in within:
-            out = out + scan(lambda h, o: ((h * 0.5 + o).tanh(), h), Tensor.zeros(1), out)[1]
+            out = out + scan(lambda h, o: ((h * 0.5 + o).tanh(), h), out[0].detach() * 0, out)[1]
         if "counted" in within:
             out = out * (i + 1)
         if "choose" in within and float(out.sum().item()) > 0:
@@ -126,6 +142,7 @@ class Loop(training.Side):
             self.judges.step()
             out = out + self.judge(out)
         loss = F.mse_loss(out, y)
+        self.read_alone("forward", i)
         if "retained" in within and hidden.requires_grad:
             hidden.retain_grad()
         if "hook" in within and loss.requires_grad:
@@ -150,6 +167,7 @@ class Loop(training.Side):
             self.note(*self.model.state_dict().values())
         if "frozen copy" in within:
             self.kept.append(linear.weight.detach().clone())
+        self.read_alone("backward", i)
         if "by hand" in within:
             with no_grad():
                 for p in self.model.parameters():
@@ -158,6 +176,7 @@ class Loop(training.Side):
                         p.grad = None
         elif "no step" not in within:
             self.optimizer.step()
+        self.read_alone("after", i)
         if "evaluate" in within:
             with no_grad():
                 self.kept.append(self.model(y.expand(y.shape[0], 3)).sum())
@@ -169,10 +188,10 @@ class Loop(training.Side):
             self.note(loss)
 
 
-def run(program: Program, how: AbstractContextManager[Any]) -> list[Any]:
+def run(program: Program, how: AbstractContextManager[Any], devices: tuple[str, ...] = ()) -> list[Any]:
     """All that a loop showed."""
     with how:
-        loop = Loop(program)
+        loop = Loop(program, devices)
         usual = set(program["usual"])
         for i, (event, within) in enumerate(zip(program["events"], program["within"])):
             loop.one(event, usual ^ ({within} - {None}), i)
@@ -180,8 +199,9 @@ def run(program: Program, how: AbstractContextManager[Any]) -> list[Any]:
         return [*loop.log, *loop.state()]
 
 
-def check(program: Program) -> None:
-    want, got = run(program, Context(FOLLOW=0)), run(program, nullcontext())
+def check(program: Program, devices: tuple[str, ...] = ()) -> list[Any]:
+    """Gives what a loop showed. `devices`: other than the program says."""
+    want, got = run(program, Context(FOLLOW=0), devices), run(program, nullcontext(), devices)
     assert len(got) == len(want)
     for k, (a, b) in enumerate(zip(got, want)):
         if isinstance(b, str):
@@ -189,3 +209,4 @@ def check(program: Program) -> None:
             continue
         assert a.shape == b.shape and a.dtype == b.dtype, f"value {k}"
         np.testing.assert_array_equal(a, b, err_msg=f"value {k} of {len(want)}")
+    return got

@@ -45,6 +45,8 @@ def programs(draw: st.DrawFn) -> Program:
 class Side:
     """One of the two: model, optimiser, and its way to call the step."""
 
+    devices: tuple[str, ...] = ()  # that the model lies on; none: the default one
+
     def __init__(self, program: Program, jit: bool) -> None:
         Tensor.manual_seed(11)
         self.program = program
@@ -52,6 +54,8 @@ class Side:
         self.dropout = nn.Dropout(0.5) if program["dropout"] else nn.Identity()
         self.model = nn.Sequential(self.norm, nn.Linear(3, 4), nn.Tanh(), self.dropout, nn.Linear(4, 1))
         self.extra = nn.Linear(1, 1)
+        for t in (*self.model.state_dict().values(), *self.extra.parameters()):
+            t.shard_(self.devices).realize() if self.devices else None
         kind, options = OPTIMIZERS[program["optimizer"]]
         self.optimizer = kind(self.model.parameters(), lr=0.05, **options)
         self.schedule = nn.optim.lr_scheduler.StepLR(self.optimizer, 2, 0.5)
@@ -59,6 +63,11 @@ class Side:
         self.saved: tuple[Any, Any] = (self.weights(), None)
         self.everywhere: bool | None = None
         self.step: Any = TinyJit(self.plain) if jit else self.plain
+
+    def placed(self, *shape: int, rng: np.random.Generator, axis: int | None = None) -> Tensor:
+        """Random numbers, on the devices of the model."""
+        t = Tensor(rng.standard_normal(shape).astype(np.float32))
+        return t.shard(self.devices, axis) if self.devices else t
 
     def weights(self) -> dict[str, Tensor]:
         return {k: t.detach().clone().realize() for k, t in self.model.state_dict().items()}
@@ -105,14 +114,15 @@ class Side:
                 self.optimizer.load_state_dict(self.saved[1])
             self.saved = (self.weights(), self.optimizer.state_dict())
         elif event == "data":
-            linear.weight.data = Tensor(rng.standard_normal((4, 3)).astype(np.float32))
+            linear.weight.data = self.placed(4, 3, rng=rng)
         elif event == "assign":
-            linear.weight.detach().assign(Tensor(rng.standard_normal((4, 3)).astype(np.float32)))
+            linear.weight.detach().assign(self.placed(4, 3, rng=rng))
         elif event == "weight":
-            self.extra.weight = nn.Parameter(Tensor(rng.standard_normal((1, 1)).astype(np.float32)))
+            self.extra.weight = nn.Parameter(self.placed(1, 1, rng=rng))
         elif event == "layer":
             self.extra = nn.Linear(1, 1, bias=False)
-            self.extra.weight.assign(Tensor(rng.standard_normal((1, 1)).astype(np.float32))).realize()
+            self.extra.weight.shard_(self.devices) if self.devices else None
+            self.extra.weight.assign(self.placed(1, 1, rng=rng)).realize()
         elif event == "forget":
             for p in self.model.parameters():
                 p.grad = None
