@@ -55,6 +55,8 @@ class Times(ctypes.Structure):
 
 @dataclass
 class Communication:
+    """A worker's part in one world's communication. Large: a counter for each kind of thing that ranks number alike."""
+
     endpoint: Endpoint | None = None  # connected with all other workers
     hooks: Hooks | None = None
     descriptions: dict[int, str] = field(default_factory=dict)  # collective's key -> text, for errors of the transports
