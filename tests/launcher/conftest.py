@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -42,13 +43,13 @@ class Run:
         self.code, self.took_s = self.process.returncode, time.monotonic() - self.began
         return self
 
-    def wait_for_log(self, rank: int, text: str, limit_s: float = LIMIT_S) -> None:
-        """Until the rank's log has `text`."""
+    def wait_for_log(self, rank: int, text: str, limit_s: float = LIMIT_S) -> re.Match[str]:
+        """Until the rank's log has what the pattern `text` says."""
         until = time.monotonic() + limit_s
         path = self.run_dir / f"rank{rank}.log"
         while time.monotonic() < until:
-            if path.exists() and text in path.read_text():
-                return
+            if path.exists() and (found := re.search(text, path.read_text())):
+                return found
             assert self.process.poll() is None, self.process.communicate()
             time.sleep(0.02)
         raise AssertionError(f"no {text!r} in {path}")

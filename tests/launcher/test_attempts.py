@@ -217,9 +217,8 @@ def test_nodes_that_die_and_come_back(launcher: Launcher, nodes: Any) -> None:
     run = launcher(text, *options, "--log-ranks", "all", real_endpoint=True)
     try:
         for epoch, size in enumerate((3, 2, 3)):
-            run.wait_for_log(0, f"epoch {epoch} begins at ", SLOW_START_S)
-            log = (run.run_dir / "rank0.log").read_text()
-            assert f"on {size}\n" in log.partition(f"epoch {epoch} begins at ")[2], log
+            found = run.wait_for_log(0, rf"epoch {epoch} begins at \d+ on (\d+)\n", SLOW_START_S)
+            assert int(found[1]) == size, found
             if epoch == 0:
                 nodes.remove_node(nodes.others.pop(), allow_graceful=False)
             elif epoch == 1:

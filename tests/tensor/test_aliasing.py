@@ -100,7 +100,13 @@ def test_results_are_views_or_copies(case: Case, data: st.DataObject, how: str) 
         assert "in" in found, f"{case.name}: PyTorch's result is a view"
 
 
-NONE, NOWHERE = Tensor(np.zeros(0, np.int64)), Tensor(np.zeros((0, 3, 1), np.int64))  # no positions
+def none() -> Tensor:
+    """No positions, on the device of the test."""
+    return Tensor(np.zeros(0, np.int64))
+
+
+def nowhere() -> Tensor:
+    return Tensor(np.zeros((0, 3, 1), np.int64))
 
 
 def written(x: Tensor) -> Tensor:
@@ -271,15 +277,15 @@ OF_FLOATS: dict[str, Callable[[Tensor], Any]] = {  # of x, (2, 3, 1)
     "softshrink": lambda x: F.softshrink(x, 0.0),
     "hardshrink": lambda x: F.hardshrink(x, 0.0),
     "renorm": lambda x: x.renorm(2, 0, 1e9),
-    "scatter e": lambda x: x.scatter(0, NOWHERE, x),
-    "scatter_add e": lambda x: x.scatter_add(0, NOWHERE, x),
-    "scatter_reduce e": lambda x: x.scatter_reduce(0, NOWHERE, x, "sum"),
-    "index_add e": lambda x: x.index_add(0, NONE, x[:0]),
-    "index_copy e": lambda x: x.index_copy(0, NONE, x[:0]),
-    "index_fill e": lambda x: x.index_fill(0, NONE, 1.0),
-    "index_reduce e": lambda x: x.index_reduce(0, NONE, x[:0], "prod"),
-    "put e": lambda x: x.put(NONE, x.flatten()[:0]),
-    "index_put e": lambda x: x.index_put((NONE,), Tensor(1.0)),
+    "scatter e": lambda x: x.scatter(0, nowhere(), x),
+    "scatter_add e": lambda x: x.scatter_add(0, nowhere(), x),
+    "scatter_reduce e": lambda x: x.scatter_reduce(0, nowhere(), x, "sum"),
+    "index_add e": lambda x: x.index_add(0, none(), x[:0]),
+    "index_copy e": lambda x: x.index_copy(0, none(), x[:0]),
+    "index_fill e": lambda x: x.index_fill(0, none(), 1.0),
+    "index_reduce e": lambda x: x.index_reduce(0, none(), x[:0], "prod"),
+    "put e": lambda x: x.put(none(), x.flatten()[:0]),
+    "index_put e": lambda x: x.index_put((none(),), Tensor(1.0)),
     "index_put mask": lambda x: x.index_put((x.isnan(),), Tensor(1.0)),
     "masked_scatter": lambda x: x.masked_scatter(x.isnan(), x),
     "masked_scatter all": lambda x: (x * 0).masked_scatter(x.eq(x), x),
