@@ -144,31 +144,31 @@ def worker(run: Any, rank: int) -> psutil.Process:
 
 
 def test_sigterm_saves_first_and_the_next_run_goes_on(launcher: Launcher, left_behind: Left) -> None:
-    text = script(steps=40, pause=0.05).replace("every=1,", "every=1000,")
+    text = script(steps=120, pause=0.05).replace("every=1,", "every=1000,")
     run = launcher(text, "--nodes", "2", "--grace", "20", "--max-restarts", "3", real_endpoint=True)
     run.wait_for_log(0, "begins at 0")
-    time.sleep(1.0)
+    time.sleep(2.0)  # (a heartbeat tells that they can save)
     os.kill(run.process.pid, signal.SIGTERM)
     run.wait()
     assert run.code == 143 and len(run.report["attempts"]) == 1, run.err
     (step,) = re.findall(r"the run was preempted \(SIGTERM\): step (\d+) is saved in ", run.err)
-    assert 0 < int(step) < 40 and "exit code 143" in run.err
+    assert 0 < int(step) < 120 and "exit code 143" in run.err
     assert left_behind(run.report["job"]) == []
     run = launcher(text, "--nodes", "2", real_endpoint=True).wait()
-    assert f"begins at {step} on 2" in run.out and f"sum {sum(range(1, 41))}.0" in run.out, run.err
+    assert f"begins at {step} on 2" in run.out and f"sum {sum(range(1, 121))}.0" in run.out, run.err
 
 
 def test_a_worker_that_gets_sigterm_is_replaced(launcher: Launcher, left_behind: Left) -> None:
     """It does not count as a failure."""
-    text = script(steps=40, pause=0.05).replace("every=1,", "every=1000,")
+    text = script(steps=120, pause=0.05).replace("every=1,", "every=1000,")
     run = launcher(text, "--nodes", "2", "--grace", "20", "--max-restarts", "1", real_endpoint=True)
     run.wait_for_log(1, "begins at 0")
-    time.sleep(1.0)
+    time.sleep(2.0)  # (a heartbeat tells that they can save)
     worker(run, 1).terminate()
     run.wait()
     assert run.code == 0, run.err
     (step,) = re.findall(r"rank 1 was preempted \(SIGTERM\): step (\d+) is saved", run.err.partition("attempts:")[0])
-    assert f"epoch 1 begins at {step} on 2" in run.out and f"sum {sum(range(1, 41))}.0" in run.out
+    assert f"epoch 1 begins at {step} on 2" in run.out and f"sum {sum(range(1, 121))}.0" in run.out
     assert "another attempt begins, and does not count" in run.err
     assert left_behind(run.report["job"]) == []
 
