@@ -292,9 +292,9 @@ class Run:
                 width = self.width(args[0])  # (of a wider register the sign fills the rest)
                 self.write(x, args[0], made.astype(TYPES[f"s{8 * width}"]) if made.dtype.kind == "i" else made)
                 return
-        if op == "prmt":
+        if op in ("prmt", "bfi"):
             for name in args[1:3]:
-                self.poisoned(x, name, 32)
+                self.poisoned(x, name, int(kind[1:]))
         self.write(x, args[0], self.alu(op, modes, kind, args[1:]))
 
     def alu(self, op: str, modes: set[str], kind: str, args: list[str]) -> np.ndarray:
