@@ -32,7 +32,8 @@ class GradScaler:
         self.growth_factor, self.backoff_factor = growth_factor, backoff_factor
         self.growth_interval, self.enabled = growth_interval, bool(enabled)
         self.taken = 0  # steps since the scale changed
-        self.unscaled: dict[weakref.ref[Optimizer], bool] = {}  # since the last update: whether gradients are finite
+        # since the last update: whether gradients are finite
+        self.unscaled: weakref.WeakKeyDictionary[Optimizer, bool] = weakref.WeakKeyDictionary()
         self._set(float(init_scale))
 
     def _set(self, scale: float) -> None:
@@ -59,27 +60,26 @@ class GradScaler:
         if not self.enabled:
             return
         engine().refuse_in_capture("GradScaler in a TinyJit: whether a step is taken is read each time")
-        key = weakref.ref(optimizer)
-        if key in self.unscaled:
+        if optimizer in self.unscaled:
             raise RuntimeError("GradScaler.unscale_: the gradients of this optimizer have been divided since update()")
         with no_grad():
             given = [p for p in optimizer.params if p.grad is not None]
             for p in given:
-                p.grad = (p.grad.float() * (1.0 / self.value)).cast(p.grad.dtype)  # type: ignore[union-attr]
+                grad: Tensor = p.grad  # type: ignore[assignment]
+                p.grad = (grad.float() / self.tensor.to(grad.device)).cast(grad.dtype)
             finite = [p.grad.isfinite().all() for p in given]  # type: ignore[union-attr]
             if finite:
                 grads = [p.grad for p in given]
                 grads[0].realize(*grads[1:], *finite)  # type: ignore[union-attr,arg-type]
-            self.unscaled[key] = all(bool(x.item()) for x in finite)
+            self.unscaled[optimizer] = all(bool(x.item()) for x in finite)
 
     def step(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
         """The optimiser's step, if all gradients are finite; what that gives, or None."""
         if not self.enabled:
             return optimizer.step(*args, **kwargs)
-        key = weakref.ref(optimizer)
-        if key not in self.unscaled:
+        if optimizer not in self.unscaled:
             self.unscale_(optimizer)
-        return optimizer.step(*args, **kwargs) if self.unscaled[key] else None
+        return optimizer.step(*args, **kwargs) if self.unscaled[optimizer] else None
 
     def update(self, new_scale: float | None = None) -> None:
         """After the steps of all optimisers: the scale for the next ones, or `new_scale`."""

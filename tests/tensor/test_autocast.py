@@ -12,6 +12,7 @@ import pytest
 from manygrad import Tensor, TinyJit, autocast, dtypes, nn
 from manygrad.nn import functional as F
 from manygrad.nn.optim import SGD, AdamW, GradScaler
+from manygrad.runtime.devices import get_device
 from manygrad.tensor.autocast import IN_FLOAT32, IN_HALF
 from manygrad.tensor.dtype import DType
 
@@ -214,3 +215,16 @@ def test_wrong_use_of_a_scaler_is_an_error() -> None:
     with pytest.raises(RuntimeError, match="empty"):
         scaler.load_state_dict({})
     assert GradScaler(enabled=False).state_dict() == {}
+
+
+def test_another_scale_compiles_nothing() -> None:
+    weight = nn.Parameter(Tensor(np.ones(3, np.float32)))
+    optimizer, scaler = SGD([weight], lr=0.5), GradScaler(init_scale=1024.0, growth_interval=1)
+    kernels = []
+    for _ in range(6):
+        optimizer.zero_grad()
+        scaler.scale((weight * 2).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        kernels.append(len(get_device("CPU").kernels.kernels))
+    assert len({*kernels[2:]}) == 1 and scaler.get_scale() == 1024.0 * 2**6

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from manygrad.runtime.codegen.emit.emission import INDEX, Emission
 from manygrad.runtime.codegen.emit.indices import instruction
+from manygrad.runtime.codegen.emit.shared import memory_of
 from manygrad.runtime.codegen.emit.values import remember, value
 from manygrad.runtime.codegen.loops.local import FragmentStage
 from manygrad.runtime.codegen.loops.tree import Fetch, FetchPart, ReduceLoop, SharePart, every
@@ -93,11 +94,7 @@ def _store(e: Emission, stage: FragmentStage, row: Inst, term: Inst, found: Inst
     swapped = e.emit(Ops.XOR, INDEX, (row, _part(e, row, stage.tile, 2)))
     chunk = e.emit(Ops.XOR, INDEX, (_quotient(e, term, FRAGMENT_CHUNK), _part(e, row, CIRCLE, CHUNKS)))
     places = [(swapped, FRAGMENT_TERMS), (chunk, FRAGMENT_CHUNK), (_remainder(e, term, FRAGMENT_CHUNK), 1)]
-    e.emit(Low.STORE, dtypes.void, (_memory(e, stage), _offset(e, places), found), 0, found.lanes, here=True)
-
-
-def _memory(e: Emission, stage: FragmentStage) -> Inst:
-    return e.emit(Low.SHARED, stage.value.dtype, (), stage.offset_bytes)
+    e.emit(Low.STORE, dtypes.void, (memory_of(e, stage), _offset(e, places), found), 0, found.lanes, here=True)
 
 
 def _offset(e: Emission, places: list[tuple[Inst, int]]) -> Inst:
@@ -212,4 +209,6 @@ def _chunk(e: Emission, stage: FragmentStage, first: Inst, row: Inst) -> Inst:
 
 def _load(e: Emission, stage: FragmentStage, at: Inst, row: int) -> Inst:
     """(In this block: the contents change between barriers.)"""
-    return e.emit(Low.LOAD, stage.value.dtype, (_memory(e, stage), at), row * FRAGMENT_TERMS, FRAGMENT_CHUNK, here=True)
+    return e.emit(
+        Low.LOAD, stage.value.dtype, (memory_of(e, stage), at), row * FRAGMENT_TERMS, FRAGMENT_CHUNK, here=True
+    )

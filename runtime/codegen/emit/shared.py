@@ -6,7 +6,7 @@ from manygrad.runtime.codegen.analysis.affine import Position
 from manygrad.runtime.codegen.emit.emission import INDEX, Emission
 from manygrad.runtime.codegen.emit.indices import instruction
 from manygrad.runtime.codegen.emit.values import value
-from manygrad.runtime.codegen.loops.local import GroupStage
+from manygrad.runtime.codegen.loops.local import FragmentStage, GroupStage
 from manygrad.runtime.codegen.lowered import Inst, Low
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop.ops import Ops
@@ -19,7 +19,7 @@ def copy(e: Emission, stage: GroupStage) -> None:
     steps += [(x.source, x.loop, instruction(e, x.begin), x.pitch) for x in stage.loops]
     offset = _offset(e, [(e.scope.origin[source], begin, pitch) for source, _, begin, pitch in steps])
     found = value(e, stage.source, {})
-    e.emit(Low.STORE, dtypes.void, (_memory(e, stage), offset, found), 0, here=True)
+    e.emit(Low.STORE, dtypes.void, (memory_of(e, stage), offset, found), 0, here=True)
 
 
 def shared(e: Emission, u: UOp, position: Position) -> Inst | None:
@@ -33,10 +33,11 @@ def shared(e: Emission, u: UOp, position: Position) -> Inst | None:
     constant = sum(position.get(r, 0) * pitch for r, _, pitch in steps)
     lanes = e.scope.lanes if any(x.loop is e.scope.vectorized for x in stage.loops) else 1
     # in this block: the contents change between barriers
-    return e.emit(Low.LOAD, u.dtype, (_memory(e, stage), offset), constant, lanes, here=True)
+    return e.emit(Low.LOAD, u.dtype, (memory_of(e, stage), offset), constant, lanes, here=True)
 
 
-def _memory(e: Emission, stage: GroupStage) -> Inst:
+def memory_of(e: Emission, stage: GroupStage | FragmentStage) -> Inst:
+    """The pointer to what a group shares."""
     return e.emit(Low.SHARED, stage.value.dtype, (), stage.offset_bytes)
 
 
