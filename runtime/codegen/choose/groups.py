@@ -12,7 +12,7 @@ batch of any size gives the same bits.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from manygrad.runtime.codegen.analysis.describe import size_max
 from manygrad.runtime.codegen.choose.facts import Facts, order_of, tiles_along
@@ -35,6 +35,7 @@ VECTORS_A_MEMBER = 4  # of a sum, at least, before more threads take part
 # (rows, columns) of a thread's part of a product, and how many threads have one below the other, and side by side
 PRODUCTS = ((8, 8, 16, 16), (4, 8, 16, 16), (4, 4, 16, 16), (4, 4, 8, 16), (4, 4, 8, 8), (2, 4, 8, 8))
 SHARED_ITERATIONS = (16, 8, 4)
+Sizes = tuple[int, int, int, int]
 # the same of a product by matrix instructions: a warp has 8 threads one below the other, 4 side by side
 WARP_PRODUCTS = ((8, 8, 16, 16), (8, 8, 16, 8), (4, 8, 16, 8), (4, 4, 16, 8), (4, 4, 8, 8), (4, 4, 8, 4))
 LEAST_WAVES = 1.0  # groups for each multiprocessor, below which a product's blocks get smaller
@@ -163,21 +164,20 @@ def products(facts: Facts, opts: Opts, main: UOp) -> Iterator[Opts]:
     if rows is None or rows is columns:
         return
     sizes = [s for s in PRODUCTS if s[0] * s[2] <= size_max(rows) and s[1] * s[3] <= size_max(columns)]
-    full = [s for s in sizes if _groups(facts, rows, columns, s) >= LEAST_WAVES * facts.machine.cores]
     slots = sorted({u.src[0].src[0].arg for u in loads})
     k = main.src[-1]
     if by_matrices:
         yield from by_warps(facts, opts, k, rows, columns)
     if len(loads) != 2:
         return
-    for down, side, below, beside in (*full, *reversed([s for s in sizes if s not in full])):
+    for down, side, below, beside in by_waves(facts, rows, columns, sizes):
         lanes = min(facts.lanes, side)
         tiles = (Tile(rows.arg.id, down), Vectorize(columns.arg.id, lanes), Tile(columns.arg.id, side))
         bind = (Bind(rows.arg.id, below), Bind(columns.arg.id, beside))
         block = (*opts, *tiles, Parallel(len(loops)), *bind)
         for n in SHARED_ITERATIONS:
             yield (*block, *(CacheShared(k.arg.id, s, n) for s in slots))
-    for down, side, below, beside in (*full, *reversed([s for s in sizes if s not in full])):
+    for down, side, below, beside in by_waves(facts, rows, columns, sizes):
         contiguous = facts.contiguous([u for u in loads if columns in ranges_of(u)], columns)
         vectors = (Vectorize(columns.arg.id, min(facts.lanes, side)),) if contiguous else ()
         part = (Tile(rows.arg.id, down), *vectors, Tile(columns.arg.id, side))
@@ -186,15 +186,20 @@ def products(facts: Facts, opts: Opts, main: UOp) -> Iterator[Opts]:
 
 def by_warps(facts: Facts, opts: Opts, k: UOp, rows: UOp, columns: UOp) -> Iterator[Opts]:
     """Matrix instructions of warps, the largest parts that still give each multiprocessor one."""
-    full = [s for s in WARP_PRODUCTS if _groups(facts, rows, columns, s) >= LEAST_WAVES * facts.machine.cores]
-    for down, side, below, beside in (*full, *reversed([s for s in WARP_PRODUCTS if s not in full])):
+    for down, side, below, beside in by_waves(facts, rows, columns, WARP_PRODUCTS):
         tiles = (Tile(rows.arg.id, down), Vectorize(columns.arg.id, 4), Tile(columns.arg.id, side))
         bind = (Bind(rows.arg.id, below), Bind(columns.arg.id, beside))
         terms = Unroll(k.arg.id, FRAGMENT_TERMS), WarpMatrix(k.arg.id)
         yield (*opts, *tiles, *terms, Parallel(len(facts.sig.loops)), *bind)
 
 
-def _groups(facts: Facts, rows: UOp, columns: UOp, sizes: tuple[int, int, int, int]) -> int:
+def by_waves(facts: Facts, rows: UOp, columns: UOp, sizes: Sequence[Sizes]) -> list[Sizes]:
+    """The largest that give each multiprocessor a group first, then those that do not, the smallest first."""
+    full = [s for s in sizes if _groups(facts, rows, columns, s) >= LEAST_WAVES * facts.machine.cores]
+    return [*full, *reversed([s for s in sizes if s not in full])]
+
+
+def _groups(facts: Facts, rows: UOp, columns: UOp, sizes: Sizes) -> int:
     """How many groups a product is cut into."""
     down, side, below, beside = sizes
     others = math.prod(size_max(r) for r in facts.sig.loops if r not in (rows, columns))
