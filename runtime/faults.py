@@ -23,6 +23,7 @@ from manygrad.runtime.storage import STORAGE, spoil
 from manygrad.schedule.graph.lower_checks import index_of
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop import BufferSpec, Ops, UOp
+from manygrad.tensor.uop.walk import together
 
 WORDS = 4096  # a device; the places of a program beyond share the last one
 _BYTES = dtypes.int64.itemsize
@@ -136,21 +137,21 @@ class Faults:
 
     def note(self, sink: UOp) -> None:
         """The values that a SINK has stored stand on the places whose indices are read on the way to them."""
-        nodes = sink.toposort()
-        if not self.unread and all(u.op is not Ops.CHECK for u in nodes):
-            return
+        unread = self.unread
         below: dict[UOp, frozenset[Site]] = {}
-        for u in nodes:
-            sites = frozenset[Site]().union(*(below[s] for s in u.src if s in below))
-            if u.op is Ops.CHECK:
-                sites |= {self.places.get(u.src[1], OTHERS)}
-            elif u.op is Ops.BUFFER:
-                sites |= self.unread.get(u, frozenset())
+        for u in sink.toposort():
+            if u.op is Ops.BUFFER:
+                sites = unread.get(u) if unread else None
+            else:
+                found = [below[s] for s in u.src if s in below]
+                sites = together(found) if found else None
+                if u.op is Ops.CHECK:
+                    sites = (sites or frozenset()) | {self.places.get(u.src[1], OTHERS)}
             if sites:
                 below[u] = sites
         for store in sink.src:
-            if store.op is Ops.STORE and (found := below.get(store.src[1])):
-                self.unread[store.src[0]] = found
+            if store.op is Ops.STORE and (stood_on := below.get(store.src[1])):
+                unread[store.src[0]] = stood_on
 
     def note_replay(self, sites: frozenset[Site], results: Iterable[UOp]) -> None:
         """A replay that checks indices at `sites` is to store results; its arguments may be any unread values."""

@@ -13,6 +13,7 @@ from manygrad.tensor.tensor import Tensor
 from manygrad.tensor.uop import Ops, UOp, standing_on, toposort
 from manygrad.tensor.uop.rewrite import substitute
 from manygrad.tensor.uop.views import memory, rebased
+from manygrad.tensor.uop.walk import together
 
 
 def stored_on(device: str | tuple[str, ...] | None, becomes: dict[UOp, UOp]) -> dict[UOp, UOp]:
@@ -93,15 +94,24 @@ def remember(computed: dict[UOp, UOp], becomes: dict[UOp, UOp], overwritten: set
 def _note_sources(values: list[UOp], becomes: dict[UOp, UOp]) -> None:
     """What `gradient()` of a tensor without requires_grad cannot see, and says so: which live values these were made
     of."""
-    lazy = {t.uop for t in unrealized()} if values else set()
-    for u in values:
-        found = []
-        for s in toposort((u,), carries):
-            known = becomes.get(s, s) if s is not u else u
-            if known is not u and (known.op is Ops.BUFFER or s in lazy) and carries(s):
-                found.append(SOURCES.setdefault(known, Sources(known)))
-        if found:
-            SOURCES.setdefault(becomes[u], Sources(becomes[u])).add(found)
+    if not values:
+        return
+    lazy, noted = {t.uop for t in unrealized()}, set(values)
+    below: dict[UOp, frozenset[UOp]] = {}
+    for u in toposort(values, carries):
+        if not carries(u):
+            continue
+        now = becomes.get(u, u)
+        found = [below[s] for s in u.src if s in below]
+        if u in noted:
+            if found:
+                sources = [SOURCES.setdefault(x, Sources(x)) for x in together(found)]
+                SOURCES.setdefault(now, Sources(now)).add(sources)
+            below[u] = frozenset((now,))  # (which says what is below it)
+        elif now.op is Ops.BUFFER or u in lazy:
+            below[u] = together([*found, frozenset((now,))])
+        elif found:
+            below[u] = together(found)
 
 
 def kept_on_the_way(effects: list[UOp], overwritten: set[UOp]) -> list[UOp]:

@@ -25,15 +25,18 @@ PARTS = 64  # a reduction of what lies in memory in order: at least so many, in 
 ROWS = (*range(4096, 511, -64), *range(4096, 511, -1))
 
 
-def split_reduce(u: UOp) -> UOp | None:
-    """A large reduction with few outputs becomes two: the parts in parallel, then their sum."""
+def split_reduce(u: UOp, ctx: bool) -> UOp | None:
+    """A large reduction with few outputs becomes two: the parts in parallel, then their sum. `ctx`: whether there are
+    wide devices."""
     op, axes, blocks = u.arg.op, u.arg.axes, u.arg.blocks
     x = u.src[0]
     if not all(isinstance(d, int) for d in x.shape) or x.dtype.is_half:
         return None
     size = prod([x.shape[a] for a in axes])
-    columns = _is_wide(u) and len(x.shape) - 1 not in axes
-    if size < (WIDE_SPLIT_FROM if columns else SPLIT_FROM):
+    if size < WIDE_SPLIT_FROM:
+        return None
+    columns = ctx and len(x.shape) - 1 not in axes and _is_wide(u)
+    if size < SPLIT_FROM and not columns:
         return None
     if (
         blocks is None
@@ -84,5 +87,7 @@ pm_split_reduce = PatternMatcher([(UPat(Ops.REDUCE, "u"), split_reduce)])
 
 
 def split_reductions(sink: UOp) -> UOp:
-    large = any(u.op is Ops.REDUCE and split_reduce(u) is not None for u in sink.toposort())
-    return graph_rewrite(sink, pm_split_reduce) if large else sink
+    nodes = sink.toposort()
+    wide = any(is_buffer(u) and _is_wide(u) for u in nodes)
+    large = any(u.op is Ops.REDUCE and split_reduce(u, wide) is not None for u in nodes)
+    return graph_rewrite(sink, pm_split_reduce, wide) if large else sink

@@ -89,7 +89,7 @@ def lower_storage(sink: UOp, temps: Temps) -> UOp:
 
 def _output(u: UOp, old: UOp, done: Mapping[UOp, UOp], ctx: _Storage) -> UOp:
     """The node as effects; of an output, in the output's buffer."""
-    node = _RULES.rewrite(u, ctx, old=old, done=done) or u
+    node = _RULES.rewrite(u, {"ctx": ctx, "old": old, "done": done}) or u
     target = ctx.fresh.get(old)
     if target is not None and base_buffer(node) is not target:
         value = node.src[0] if node.op is Ops.CONTIGUOUS else node

@@ -9,8 +9,9 @@ under `rewrite_once` for `old`, the node as it was, and `done`, what has become 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from manygrad.tensor.dtype import DType
 from manygrad.tensor.source import inherit
@@ -62,7 +63,18 @@ class UPat:
 
 
 RewriteRule = tuple[UPat, Callable[..., UOp | None]]
+Tell = Callable[[Callable[..., UOp | None], UOp, UOp], None]
 _ASKED = frozenset({"ctx", "old", "done"})
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
+class _Entry(NamedTuple):
+    """A rule of one op."""
+
+    pat: UPat
+    fn: Callable[..., UOp | None]
+    asked: frozenset[str]  # of what is given, by name
+    parameters: tuple[str, ...]  # of a function whose pattern the op says all of
 
 
 class PatternMatcher:
@@ -70,39 +82,30 @@ class PatternMatcher:
 
     def __init__(self, rules: list[RewriteRule]):
         self.rules = rules
-        self.table: dict[Ops, list[tuple[UPat, Callable[..., UOp | None], frozenset[str], bool]]] = {
-            op: [] for op in Ops
-        }
+        self.table: dict[Ops, list[_Entry]] = {op: [] for op in Ops}
         for pat, fn in rules:
-            parameters = list(inspect.signature(fn).parameters)
-            # the op says it all
-            plain = parameters == [pat.name] and pat.src is None and pat.arg is None and pat.dtype is None
+            parameters = tuple(inspect.signature(fn).parameters)
+            asked = _ASKED.intersection(parameters)
+            by_op = pat.src is None and pat.arg is None and pat.dtype is None and {*parameters} - asked == {pat.name}
             for op in pat.ops if pat.ops is not None else Ops:
-                self.table[op].append((pat, fn, _ASKED.intersection(parameters), plain))
+                self.table[op].append(_Entry(pat, fn, asked, parameters if by_op else ()))
 
     def __add__(self, other: PatternMatcher) -> PatternMatcher:
         return PatternMatcher(self.rules + other.rules)
 
-    def rewrite(
-        self,
-        u: UOp,
-        ctx: Any = None,
-        tell: Callable[[Callable[..., UOp | None], UOp, UOp], None] | None = None,
-        **more: Any,
-    ) -> UOp | None:
-        """The first rule's answer that is a different node, or None; `tell` is told of it (rule, before, after)."""
-        for pat, fn, asked, plain in self.table[u.op]:
-            if plain:
+    def rewrite(self, u: UOp, given: Mapping[str, Any] = _NOTHING, tell: Tell | None = None) -> UOp | None:
+        """The first rule's answer that is a different node, or None. `given`: what functions may ask for, by name;
+        `tell` is told of the answer (rule, before, after)."""
+        for pat, fn, asked, parameters in self.table[u.op]:
+            if len(parameters) == 1:
                 out = fn(u)
+            elif parameters:
+                out = fn(*[given[name] if name in asked else u for name in parameters])
             else:
                 bound: dict[str, UOp] = {}
                 if not pat.match(u, bound):
                     continue
-                if asked:
-                    given = {"ctx": ctx, **more}
-                    out = fn(**bound, **{name: given[name] for name in asked})
-                else:
-                    out = fn(**bound)
+                out = fn(**bound, **{name: given[name] for name in asked})
             if out is not None and out is not u:
                 if tell is not None:
                     tell(fn, u, out)
@@ -124,7 +127,7 @@ def graph_rewrite(root: UOp, pm: PatternMatcher, ctx: Any = None, over: Over | N
     done: dict[UOp, UOp] = {}
     # what has yet to be rewritten, sources first, and whose result it is: below the root, then below what a rule made
     stack: list[tuple[Iterator[UOp], UOp, UOp]] = [(iter(root.toposort()), root, root)]
-    steps, rules, tell = 0, pm.table, matches()
+    steps, rules, tell, given = 0, pm.table, matches(), {"ctx": ctx}
     while stack:
         nodes, made, of = stack[-1]
         for u in nodes:
@@ -136,7 +139,7 @@ def graph_rewrite(root: UOp, pm: PatternMatcher, ctx: Any = None, over: Over | N
                 node = u
             else:
                 node = inherit(over(u, src) if over is not None else u.replace(src=src), u)
-            new = pm.rewrite(node, ctx, tell) if rules[node.op] else None
+            new = pm.rewrite(node, given, tell) if rules[node.op] else None
             if new is None:
                 done[u] = node
                 if node is not u:
@@ -157,9 +160,11 @@ def rewrite_once(root: UOp, pm: PatternMatcher, ctx: Any = None, over: Over = wi
     """`root` with each node, sources first and once, replaced by what the first rule that applies makes of it over what
     its sources have become."""
     done: dict[UOp, UOp] = {}
+    rules, given = pm.table, {"ctx": ctx, "old": root, "done": done}
     for u in root.toposort():
+        given["old"] = u
         node = over(u, tuple([done[s] for s in u.src]))
-        new = pm.rewrite(node, ctx, old=u, done=done) if pm.table[node.op] else None
+        new = pm.rewrite(node, given) if rules[node.op] else None
         done[u] = node if new is None else new
     return done[root]
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from manygrad.tensor.uop.ops import Ops
 
 if TYPE_CHECKING:
     from manygrad.tensor.uop.uop import UOp
+
+T = TypeVar("T")
 
 
 def toposort(roots: Iterable[UOp], enter: Callable[[UOp], bool] | None = None) -> list[UOp]:
@@ -46,4 +48,13 @@ def standing_on(
     for u in toposort(roots, lambda u: not blind(u)):
         if found(u) or (not blind(u) and any(s in out for s in u.src)):
             out.add(u)
+    return out
+
+
+def together(sets: Iterable[frozenset[T]]) -> frozenset[T]:
+    """The union of sets, which is one of them where that has all: what nodes stand on is mostly what a source does."""
+    out: frozenset[T] = frozenset()
+    for s in sets:
+        if s is not out and not s <= out:
+            out = s if out <= s else out | s
     return out

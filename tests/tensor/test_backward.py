@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from manygrad import GlobalCounters, Tensor, autograd, no_grad
+from manygrad.runtime.engine import computed
+from manygrad.tensor.gradient import carries
 from manygrad.tensor.stored import SOURCES
 
 
@@ -204,6 +206,21 @@ def test_a_long_computation_does_not_remember_what_is_gone() -> None:
     while todo:
         links, todo = links + 1, [*todo.pop().below, *todo]
     assert links < 8
+
+
+def test_values_computed_together_are_gone_over_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[object] = []
+    monkeypatch.setattr(computed, "carries", lambda u: bool(seen.append(u)) or carries(u))
+    counts = []
+    for n in (40, 80):
+        first = y = Tensor([1.0, 2.0]).realize()
+        made = [y := (y * 0.5 + i).contiguous() for i in range(n)]
+        seen.clear()
+        made[0].realize(*made[1:])
+        counts.append(len(seen))
+        assert all(first.uop in SOURCES[t.uop] for t in made)
+        assert made[3].uop in SOURCES[made[30].uop] and made[30].uop not in SOURCES[made[3].uop]
+    assert 0 < counts[1] < 2.2 * counts[0]
 
 
 def test_gradients_of_the_half_types() -> None:
