@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from math import prod
 
+from manygrad.schedule.facts.devices import is_wide
 from manygrad.schedule.graph.simplify import constant
 from manygrad.tensor.uop import GroupOp, Ops, PatternMatcher, ReduceArg, UOp, UPat, graph_rewrite
 from manygrad.tensor.uop.shape import is_buffer
@@ -17,9 +18,7 @@ from manygrad.tensor.uop.shape import is_buffer
 SPLIT_FROM = 32768  # elements reduced into one output
 SPLIT_OUTPUTS = 2048  # at most so many outputs
 SPLIT_PARTS = 256
-# devices of thousands of threads, each of which would go down a whole column: shorter ones are split, too
-WIDE_KINDS = frozenset({"CUDA"})
-WIDE_SPLIT_FROM = 512
+WIDE_SPLIT_FROM = 512  # on a wide device, where one thread would go down a whole column
 WIDE_SPLIT_OUTPUTS = 16384
 PARTS = 64  # a reduction of what lies in memory in order: at least so many, in rows of these lengths
 ROWS = (*range(4096, 511, -64), *range(4096, 511, -1))
@@ -35,7 +34,7 @@ def split_reduce(u: UOp, ctx: bool) -> UOp | None:
     size = prod([x.shape[a] for a in axes])
     if size < WIDE_SPLIT_FROM:
         return None
-    columns = ctx and len(x.shape) - 1 not in axes and _is_wide(u)
+    columns = ctx and len(x.shape) - 1 not in axes and is_wide(u.device)
     if size < SPLIT_FROM and not columns:
         return None
     if (
@@ -56,10 +55,6 @@ def split_reduce(u: UOp, ctx: bool) -> UOp | None:
     shape = (*x.shape[:axis], parts, x.shape[axis] // parts, *x.shape[axis + 1 :])
     inner_axes = tuple(sorted({a if a <= axis else a + 1 for a in axes if a != axis} | {axis + 1}))
     return in_parts(u, op, shape, axis, inner_axes)
-
-
-def _is_wide(u: UOp) -> bool:
-    return isinstance(u.device, str) and u.device.partition(":")[0] in WIDE_KINDS
 
 
 def in_parts(u: UOp, op: Ops, shape: tuple[int, ...], parts: int, inside: tuple[int, ...]) -> UOp:
@@ -88,6 +83,6 @@ pm_split_reduce = PatternMatcher([(UPat(Ops.REDUCE, "u"), split_reduce)])
 
 def split_reductions(sink: UOp) -> UOp:
     nodes = sink.toposort()
-    wide = any(is_buffer(u) and _is_wide(u) for u in nodes)
+    wide = any(is_buffer(u) and is_wide(u.device) for u in nodes)
     large = any(u.op is Ops.REDUCE and split_reduce(u, wide) is not None for u in nodes)
     return graph_rewrite(sink, pm_split_reduce, wide) if large else sink

@@ -13,7 +13,7 @@ depend on nothing of each other and run on any thread in any order. A sum runs i
 chain gives the same bits.
 
 A chain is made where it saves much: its temporaries are large beside all that it reads, and beside what is read again
-for every block.
+for every block. Not on a device of thousands of threads: a block of rows would leave most of them idle.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from math import prod
 
 from manygrad.schedule.facts.buffers import is_temporary, nbytes_of
 from manygrad.schedule.facts.chain import ChainSpec, Temporary
+from manygrad.schedule.facts.devices import is_wide
 from manygrad.schedule.facts.items import Item, edges_of
 from manygrad.schedule.facts.nodes import indices, reductions
 from manygrad.schedule.kernels.limit_columns import ALIGN, limits_of
@@ -139,6 +140,7 @@ def _chain(items: list[Item], members: tuple[int, ...], users: dict[UOp, set[int
         len(kernels) < 2
         or not all(map(_plain, kernels))
         or len({k.args[0].device for k in kernels}) > 1
+        or is_wide(kernels[0].args[0].device)
         or not _can_wait(items, members)
     ):
         return None

@@ -16,7 +16,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from manygrad.tensor.dtype import dtypes, promote
+from manygrad.tensor.dtype import DType, dtypes, promote
 from manygrad.tensor.gradient import CustomGrad, Grads
 from manygrad.tensor.recompute import later
 from manygrad.tensor.uop import Ops, UOp
@@ -52,7 +52,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool
     kind = kind if kind.is_float else dtypes.default_float
     wide = dtypes.float32 if kind.is_half else kind
     wq, wk, wv = (t.cast(wide) for t in (q, k, v))
-    found = [_partial(wq, wk, wv, mask, is_causal, scale, of) for of in parts(k.shape[-2])]
+    found = [_partial(wq, wk, wv, mask, is_causal, scale, kind, of) for of in parts(k.shape[-2])]
     top, total, out = functools.reduce(_join, found)
     if mask is not None:  # a query may see nothing
         top, total = _finite(top), (total > 0)._where(total, 1.0)
@@ -67,12 +67,20 @@ Partial = tuple["Tensor", "Tensor", "Tensor"]
 
 
 def _partial(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, scale: float, keys: slice
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, scale: float, kind: DType, keys: slice
 ) -> Partial:
     scores, seen = _scores(q, k, mask, is_causal, scale, keys)
     top = (scores if seen is None else seen._where(scores, -math.inf)).amax(-1, keepdim=True).detach()
     weights = _seen(scores - (top if mask is None else _finite(top)), seen)
-    return top, weights.sum(-1, keepdim=True), weights.matmul(v[..., keys, :])
+    return top, weights.sum(-1, keepdim=True), _rounded(weights, kind).matmul(v[..., keys, :])
+
+
+def _rounded(x: Tensor, kind: DType) -> Tensor:
+    """A factor of a product as the type of the inputs has it, as in PyTorch: that is what matrix instructions multiply.
+    A CPU multiplies float16 as float32."""
+    devices = x.device if isinstance(x.device, tuple) else (x.device,)
+    is_taken = kind is dtypes.bfloat16 or (kind is dtypes.float16 and all(d.startswith("CUDA") for d in devices))
+    return x.cast(kind).cast(x.dtype) if is_taken else x
 
 
 def _join(a: Partial, b: Partial) -> Partial:
@@ -122,11 +130,12 @@ class _AttentionGrad(CustomGrad):
         start = g.cast(wide)
         delta = (start * g._new(u).cast(wide)).sum(-1, keepdim=True).contiguous()
 
-        these, keys = (q, k, v, mask, start, delta, logsum), parts(k.shape[-2])
+        these, keys = (q, k, v, mask, start, delta, logsum, g.dtype), parts(k.shape[-2])
         weights, by_query = zip(*(self.by_queries(*these, of) for of in keys))
-        dq = _sum([d.matmul(k[..., of, :]) for d, of in zip(by_query, keys)]) * self.scale
+        factors = [_rounded(d, g.dtype) for d in by_query]
+        dq = _sum([d.matmul(k[..., of, :]) for d, of in zip(factors, keys)]) * self.scale
         if _is_short(q, v):
-            dk = _side_by_side([_t(d).matmul(q) for d in by_query], -2) * self.scale
+            dk = _side_by_side([_t(d).matmul(q) for d in factors], -2) * self.scale
             dv = _side_by_side([_t(w).matmul(start) for w in weights], -2)
         else:
             dk, dv = (_sum(list(x)) for x in zip(*(self.by_keys(*these, of) for of in parts(q.shape[-2]))))
@@ -144,12 +153,14 @@ class _AttentionGrad(CustomGrad):
         start: Tensor,
         delta: Tensor,
         logsum: Tensor,
+        kind: DType,
         keys: slice,
     ) -> tuple[Tensor, Tensor]:
         """The weights of some keys, and the gradient of their scores."""
         scores, seen = _scores(q, k, mask, self.is_causal, self.scale, keys)
         weights = _seen(scores - logsum, seen).contiguous()
-        return weights, weights * (start.matmul(_t(v[..., keys, :])) - delta)  # one contraction a kernel
+        flowing = weights * (start.matmul(_t(v[..., keys, :])) - delta)  # one contraction a kernel
+        return _rounded(weights, kind), flowing
 
     def by_keys(
         self,
@@ -160,6 +171,7 @@ class _AttentionGrad(CustomGrad):
         start: Tensor,
         delta: Tensor,
         logsum: Tensor,
+        kind: DType,
         queries: slice,
     ) -> tuple[Tensor, Tensor]:
         """Gradients of keys and values from some queries, the weights computed once more, a row for each key."""
@@ -171,7 +183,8 @@ class _AttentionGrad(CustomGrad):
             turned = _t(mask[..., queries, :])
             scores, seen = (scores, turned) if mask.dtype.is_bool else (scores + turned, None)
         weights = _seen(scores - _t(logsum), seen)
-        return (weights * (v.matmul(_t(start)) - _t(delta))).matmul(q) * self.scale, weights.matmul(start)
+        flowing = weights * (v.matmul(_t(start)) - _t(delta))
+        return _rounded(flowing, kind).matmul(q) * self.scale, _rounded(weights, kind).matmul(start)
 
 
 def _sum(found: list[Tensor]) -> Tensor:
