@@ -23,6 +23,7 @@ from manygrad.schedule.graph.split_reductions import split_reductions
 from manygrad.schedule.kernels.chain_kernels import chain_kernels
 from manygrad.schedule.kernels.limit_columns import limit_columns
 from manygrad.schedule.kernels.merge_kernels import merge_kernels
+from manygrad.schedule.kernels.own_rows import own_rows
 from manygrad.schedule.kernels.pass_parts import pass_parts
 from manygrad.schedule.kernels.rangeify import rangeify
 from manygrad.schedule.kernels.split_operands import split_operands
@@ -97,6 +98,7 @@ PASSES: tuple[Pass[Lowering], ...] = (
     Pass("rangeify", lambda items, to: rangeify(items, to.temps), items_spec),
     Pass("drop_unread", lambda items, _: drop_unread(items), items_spec),
     Pass("split_operands", lambda items, _: split_operands(items), items_spec),
+    Pass("own_rows", lambda items, _: own_rows(items), items_spec),
     Pass("cut_collectives", lambda items, to: cut_collectives(items, to.me.link), items_spec),
     Pass("order_items", lambda items, _: order_items(items), order_spec),
     Pass("merge_kernels", lambda items, _: merge_kernels(items), order_spec),

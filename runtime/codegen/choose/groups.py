@@ -19,10 +19,11 @@ from manygrad.runtime.codegen.choose.facts import Facts, order_of, tiles_along
 from manygrad.runtime.codegen.choose.reductions import Split, accumulate_in_lanes, split_of
 from manygrad.runtime.codegen.choose.threads import run_in_order
 from manygrad.runtime.codegen.kernel.dots import is_dot, is_product
-from manygrad.runtime.codegen.opts import Opts, Parallel, Tile, Unroll, Vectorize, WarpMatrix, legal
+from manygrad.runtime.codegen.opts import Opts, Parallel, Reorder, Tile, Unroll, Vectorize, WarpMatrix, legal
 from manygrad.runtime.codegen.opts.bind import DIMS, Bind
 from manygrad.runtime.codegen.opts.bind_reduce import BindReduce
 from manygrad.runtime.codegen.opts.cache_shared import CacheShared
+from manygrad.runtime.codegen.opts.in_order import injective
 from manygrad.runtime.codegen.opts.opt import chosen, without
 from manygrad.runtime.codegen.target import FRAGMENT_TERMS
 from manygrad.tensor.uop.ops import Ops
@@ -64,14 +65,17 @@ def candidates(facts: Facts, opts: Opts, split: Split) -> Iterator[Opts]:
 
 
 def in_order(facts: Facts, opts: Opts) -> Iterator[Opts]:
-    """Stores that may meet at one address: a thread for each vector of the loop along which they never do."""
+    """Stores that may meet at one address: threads for all loops along which they never do, those of a group for
+    vectors of one of them."""
     own = run_in_order(facts, opts)
     if chosen(own, Parallel) is not None:
         own = without(own, Tile)
         r = order_of(facts, own)[0]
         items = min(GROUP, _power_above(tiles_along(own, r, size_max(r))))
-        if items >= 2:
-            yield (*own, Bind(r.arg.id, items))
+        others = [x for x in facts.sig.loops if x is not r and all(injective(s.src[0], x) for s in facts.sig.stores)]
+        moved = tuple(Reorder(x.arg.id, r.arg.id) for x in others)
+        bound = (Bind(r.arg.id, items),) if items >= 2 else ()
+        yield (*without(own, Parallel), *moved, Parallel(1 + len(moved)), *bound)
     yield own
 
 

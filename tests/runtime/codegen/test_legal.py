@@ -90,13 +90,26 @@ def set_at(where: str, n: int = 8, m: int = 16) -> UOp:
     return sink(store(0, offset, load(1, add(mul(i, m), j)), i, j, valid=inside, arg="set"))
 
 
+def set_in_parts(more: int = 0, n: int = 8, m: int = 16, size: int = 5) -> UOp:
+    """out[p[i, j], j] = x[i, j] by parts of `size` of its rows, each of which stores what is for one of its rows, or of
+    `more` after them."""
+    parts = -(-n // size)
+    part, i, j = loop(parts, 0), loop(n, 1), loop(m, 2)
+    at = load(2, add(mul(i, m), j), dtypes.int64).cast(dtypes.index)
+    begin = mul(part, size)
+    mine = add(begin, -1).alu(Ops.CMPLT, at).alu(Ops.AND, at.alu(Ops.CMPLT, add(begin, size + more)))
+    inside = I(-1).alu(Ops.CMPLT, at).alu(Ops.AND, at.alu(Ops.CMPLT, I(n)))
+    value = load(1, add(mul(i, m), j))
+    return sink(store(0, add(mul(at, m), j), value, part, i, j, valid=inside.alu(Ops.AND, mine), arg="set"))
+
+
 @settings(SETTINGS, max_examples=60)
 @given(st.data())
 def test_stores_in_order(data: st.DataObject) -> None:
     """Whatever list is legal, the last value stays, as in PYTHON; and "add" keeps its bits."""
-    where = data.draw(st.sampled_from(["anywhere", "rows", "columns"]))
+    where = data.draw(st.sampled_from(["anywhere", "rows", "columns", "parts"]))
     n, m = data.draw(st.sampled_from([1, 5, 8, 33])), data.draw(st.sampled_from([3, 16, 40, 200]))
-    ast = set_at(where, n, m)
+    ast = set_in_parts(data.draw(st.sampled_from([0, 0, 2])), n, m) if where == "parts" else set_at(where, n, m)
     how = data.draw(st.sampled_from(["set", "add", "max"]))
     ast = ast.replace(src=(ast.src[0].replace(arg=how),))
     random = np.random.RandomState(data.draw(st.integers(0, 99)))
@@ -113,7 +126,11 @@ def test_stores_in_order(data: st.DataObject) -> None:
                     Tile(1, 8),
                     Tile(1, 3),
                     Reorder(1, 0),
+                    Reorder(2, 1),
+                    Vectorize(2, 8),
+                    Tile(2, 8),
                     Parallel(1),
+                    Parallel(2),
                 ]
             ),
             max_size=6,
@@ -125,6 +142,7 @@ def test_stores_in_order(data: st.DataObject) -> None:
     np.testing.assert_array_equal(run(ast, arrays, device="CPU")[0], want)
 
 
+SET_IN_PARTS, SET_IN_PARTS_THAT_MEET = set_in_parts(), set_in_parts(1)
 SET_ANYWHERE, SET_IN_ROWS, SET_IN_COLUMNS = set_at("anywhere"), set_at("rows"), set_at("columns")
 PRODUCT, NESTED, SCATTER, ROWS = gemm(32, 32, 64), masked_pair(), scatter_add(), softmax_gradient(8, 40)
 SUMS = rows_plus_columns(20, 50)
@@ -174,7 +192,11 @@ FIRST = Parallel(1)
         (OF_BYTES, [Vectorize(1, 16), RFactor(3, 16), Tensorize(2, 4), Tensorize(3, 4), CacheRead(1, 2)], None),
         (SCATTER, [Parallel(1)], "iterations of loop 0 may store to one address"),
         (SCATTER, [Vectorize(0, 8)], "iterations of loop 0 may store to one address"),
-        (SCATTER, [ALL], "cut along one loop at most"),
+        (SCATTER, [ALL], "iterations of loop 0 may store to one address"),
+        (SCATTER, [Reorder(1, 0), ALL], "iterations of loop 0 may store to one address"),
+        (SET_IN_PARTS, [Reorder(2, 1), ALL, Vectorize(2, 8)], None),
+        (SET_IN_PARTS, [ALL], "iterations of loop 1 may store to one address"),
+        (SET_IN_PARTS_THAT_MEET, [FIRST], "iterations of loop 0 may store to one address"),
         (ROWS, [ComputeAt(3, 7)], "the kernel has no range 7"),
         (ROWS, [ComputeAt(1, 3)], "does not apply to a loop range"),
         (ROWS, [ComputeAt(2, 1)], "nothing worth keeping is computed along range 2 and again along range 1"),
