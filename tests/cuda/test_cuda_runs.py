@@ -33,6 +33,9 @@ with Tensor.train():
         print("loss", loss.numpy().tobytes().hex(), loss.item())
 print("device", model[0].weight.device)
 """
+KILLED = TRAIN.replace("        print(", "        if world.rank == 1: os.kill(os.getpid(), 9)\n        print(").replace(
+    "import numpy", "import os, numpy", 1
+)
 FAULT = """
 from manygrad import Tensor, world
 from tests.cuda.install import emulator
@@ -57,7 +60,14 @@ def run(folder: Path, text: str, *options: str) -> subprocess.CompletedProcess[s
 
 
 @emulated
-@pytest.mark.parametrize("options", [("--devices-per-node", "4"), ("--nodes", "2", "--devices-per-node", "2")])
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--devices-per-node", "4"),
+        ("--nodes", "2", "--devices-per-node", "2"),
+        ("--nodes", "4", "--devices-per-node", "2"),
+    ],
+)
 def test_training_gives_the_bits_of_one_device(tmp_path: Path, options: tuple[str, ...]) -> None:
     found = []
     for i, own in enumerate([(), options]):
@@ -76,3 +86,11 @@ def test_a_fault_of_a_kernel_ends_the_run_and_is_named(tmp_path: Path) -> None:
     assert done.returncode == 1, done
     assert "rank 0: stopped" in done.stderr and "running -> failed (CUDAError: CUDA:0: " in done.stderr, done.stderr
     assert "a kernel that ran before has used an address that is not its own" in done.stderr
+
+
+@emulated
+def test_a_killed_worker_ends_the_run_and_is_named(tmp_path: Path) -> None:
+    assert "os.kill" in KILLED
+    done = run(tmp_path, KILLED, "--nodes", "2", "--device", "CUDA")
+    assert done.returncode == 137, done
+    assert "rank 1 failed: killed by SIGKILL" in done.stderr, done.stderr
