@@ -190,6 +190,12 @@ COLLECTIVE_TIMEOUT_S = EnvVar(
     "s",
     "deadline of one wait for a peer inside a collective, counted from the last sign of progress",
 )
+KERNEL_TIMEOUT_S = EnvVar(
+    "KERNEL_TIMEOUT_S",
+    300.0,
+    "s",
+    "deadline of one wait for a GPU, counted from the last sign that it gets on",
+)
 RECONNECT_TIMEOUT_S = EnvVar(
     "RECONNECT_TIMEOUT_S",
     5.0,

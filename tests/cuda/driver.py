@@ -27,6 +27,7 @@ class CUresult(IntEnum):
     CUDA_ERROR_INVALID_VALUE = 1
     CUDA_ERROR_OUT_OF_MEMORY = 2
     CUDA_ERROR_INVALID_CONTEXT = 201
+    CUDA_ERROR_NOT_READY = 600
     CUDA_ERROR_ILLEGAL_ADDRESS = 700
     CUDA_ERROR_LAUNCH_FAILED = 719
 
@@ -116,6 +117,8 @@ class Emulated:
         self.counts = dict.fromkeys(("kernels", "graphs", "copies"), 0)
         self.broken: CUresult | None = None
         self.tells = True  # a test wants to know what the fault is; a driver does not say
+        self.hangs = False  # nothing in a stream ends any more
+        self.pinned: dict[int, Any] = {}  # by address
         self.kept: list[Any] = []
         self.lock = threading.RLock()
 
@@ -179,6 +182,19 @@ class Emulated:
     def cuStreamSynchronize(self, stream: EmulatedStream) -> tuple[Any, ...]:
         return self.finish(stream)
 
+    def cuStreamQuery(self, stream: EmulatedStream) -> tuple[Any, ...]:
+        return self.get_on(stream, lambda: not stream.waiting)
+
+    def cuEventQuery(self, event: Event) -> tuple[Any, ...]:
+        return self.get_on(event.stream, lambda: event.done)
+
+    def get_on(self, stream: EmulatedStream | None, is_ready: Callable[[], bool]) -> tuple[Any, ...]:
+        """Whoever asks sees that the work before has happened, unless a kernel does not end."""
+        with self.lock:
+            if stream is not None and not self.hangs and not is_ready():
+                self.finish(stream)
+            return (self.broken or (OK if is_ready() else CUresult.CUDA_ERROR_NOT_READY),)
+
     def cuEventCreate(self, flags: int) -> tuple[Any, ...]:
         return OK, Event()
 
@@ -226,12 +242,24 @@ class Emulated:
     def view(self, address: int, nbytes: int) -> np.ndarray:
         return self.memory_at(address).view(int(address), nbytes)
 
+    def cuMemHostAlloc(self, nbytes: int, flags: int) -> tuple[Any, ...]:
+        held = ctypes.create_string_buffer(nbytes)
+        self.pinned[ctypes.addressof(held)] = held
+        return OK, ctypes.addressof(held)
+
+    def cuMemFreeHost(self, address: int) -> tuple[Any, ...]:
+        return (OK,) if self.pinned.pop(address, None) is not None else (CUresult.CUDA_ERROR_INVALID_VALUE,)
+
+    def is_pinned(self, address: int, nbytes: int) -> bool:
+        return any(at <= address and address + nbytes <= at + len(held) for at, held in self.pinned.items())
+
     def cuMemcpyHtoDAsync(self, to: int, start: int, nbytes: int, stream: EmulatedStream) -> tuple[Any, ...]:
         self.counts["copies"] += 1
-        data = ctypes.string_at(start, nbytes)  # (pageable memory is staged before the call returns)
+        # (pageable memory is staged before the call returns, pinned memory is read when the copy happens)
+        data = None if self.is_pinned(start, nbytes) else ctypes.string_at(start, nbytes)
 
         def copy() -> None:
-            self.view(to, nbytes)[:] = np.frombuffer(data, np.uint8)
+            self.view(to, nbytes)[:] = np.frombuffer(data or ctypes.string_at(start, nbytes), np.uint8)
 
         return self.now(stream, copy)
 

@@ -48,6 +48,15 @@ if world.rank == 1:
 print((x + 1).sum().item())
 Tensor.ones(8).shard(world.devices, axis=0).sum().item()
 """
+HANGS = """
+from manygrad import Tensor, world
+from tests.cuda.install import emulator
+x = Tensor.ones(64).contiguous().realize()
+if world.rank == 1:
+    emulator().hangs = True
+print((x + 1).sum().item())
+Tensor.ones(8).shard(world.devices, axis=0).sum().item()
+"""
 
 
 def run(folder: Path, text: str, *options: str) -> subprocess.CompletedProcess[str]:
@@ -94,3 +103,11 @@ def test_a_killed_worker_ends_the_run_and_is_named(tmp_path: Path) -> None:
     done = run(tmp_path, KILLED, "--nodes", "2", "--device", "CUDA")
     assert done.returncode == 137, done
     assert "rank 1 failed: killed by SIGKILL" in done.stderr, done.stderr
+
+
+@emulated
+def test_a_kernel_that_does_not_end_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KERNEL_TIMEOUT_S", "1")
+    done = run(tmp_path, HANGS, "--nodes", "2", "--device", "CUDA")
+    assert done.returncode == 1, done
+    assert "rank 0: stopped" in done.stderr and "CUDAError: CUDA:0: the GPU has not got on for 1 s" in done.stderr

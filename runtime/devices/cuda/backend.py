@@ -16,7 +16,8 @@ from manygrad.runtime.devices.compile.together import build_together
 from manygrad.runtime.devices.cuda.driver import gpu_of
 from manygrad.runtime.devices.cuda.graph import CUDAGraph
 from manygrad.runtime.devices.cuda.kernel import NVPTX, STORE, CUDAKernel, compile_text, version
-from manygrad.runtime.devices.cuda.memory import CUDAStream, MemoryRange
+from manygrad.runtime.devices.cuda.memory import MemoryRange
+from manygrad.runtime.devices.cuda.stream import CUDAStream
 from manygrad.tensor.environment import CHECK_OOB
 from manygrad.tensor.uop.uop import UOp
 

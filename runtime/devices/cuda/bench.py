@@ -11,7 +11,8 @@ import numpy as np
 from manygrad.runtime.codegen.pipeline import Prepared
 from manygrad.runtime.devices.cuda.driver import checked, gpu_of
 from manygrad.runtime.devices.cuda.kernel import CUDAKernel, compile_text, render, version
-from manygrad.runtime.devices.cuda.memory import CUDAStream, OwnedRange
+from manygrad.runtime.devices.cuda.memory import OwnedRange
+from manygrad.runtime.devices.cuda.stream import CUDAStream
 from manygrad.runtime.devices.tune.bench import Bench
 from manygrad.tensor.uop.uop import UOp
 

@@ -26,6 +26,7 @@ DRIVER = (
     "on Debian and Ubuntu the driver is the package nvidia-driver"
 )
 OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY
+NOT_READY = 600  # CUDA_ERROR_NOT_READY
 # what a kernel did wrong: from then on every call of this process fails in the same way
 STICKY = {
     700: "used an address that is not its own",

@@ -13,6 +13,7 @@ from manygrad.runtime.devices.compile.chain import kernels_of
 from manygrad.runtime.devices.cuda.driver import checked
 from manygrad.runtime.devices.cuda.kernel import CUDAKernel, KernelLaunch
 from manygrad.runtime.devices.cuda.memory import MemoryRange
+from manygrad.runtime.devices.cuda.stream import MARK_EVERY
 
 
 class Executable:
@@ -32,6 +33,7 @@ class Executable:
 
     def start(self) -> None:
         checked(self.stream.gpu.enter().cuGraphLaunch(self._made, self.stream.handle), self.name)
+        self.stream.started(f"one of a graph of {len(self.launches)}", MARK_EVERY)
 
     def change(self, launch: KernelLaunch) -> None:
         """The arguments of a launch are others now."""

@@ -25,8 +25,9 @@ from manygrad.runtime.devices.compile.bounds import WORDS, report
 from manygrad.runtime.devices.compile.compiled import Renderer
 from manygrad.runtime.devices.compile.diskcache import DiskCache
 from manygrad.runtime.devices.cuda.driver import Gpu, checked, gpu_of
-from manygrad.runtime.devices.cuda.memory import CUDAStream, MemoryRange, OwnedRange
+from manygrad.runtime.devices.cuda.memory import MemoryRange, OwnedRange, scratch_of
 from manygrad.runtime.devices.cuda.ptx import ptx_of
+from manygrad.runtime.devices.cuda.stream import CUDAStream
 from manygrad.tensor.code import code_version
 from manygrad.tensor.uop.uop import UOp
 
@@ -139,6 +140,7 @@ class KernelLaunch:
             x, y, z = self.kernel.threads
             answer = own.cuLaunchKernel(self.function, self.blocks, 1, 1, x, y, z, 0, self.stream.handle, at, 0)
             checked(answer, f"kernel {self.kernel.name}")
+            self.stream.started(self.kernel.name)
 
     def check(self) -> None:
         """Waits for a bounds-checked kernel. Raises OutOfBoundsError."""
@@ -206,7 +208,7 @@ class CUDAKernel:
         words = [*(h.address for h in used), *(v % 2**64 for v in vars), total, per]
         kept = None
         if scratch := self._aligned.scratch_bytes:
-            kept = stream.scratch(max(1, blocks) * math.prod(self.threads) * scratch)
+            kept = scratch_of(stream, max(1, blocks) * math.prod(self.threads) * scratch)
             words.append(kept.address)
         record = DeviceRecord(stream) if self.checked else None
         if record is not None:
