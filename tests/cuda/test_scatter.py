@@ -11,8 +11,8 @@ import pytest
 from manygrad import Tensor, nn
 from manygrad.runtime.codegen.opts import Parallel
 from manygrad.runtime.devices import get_device
-from manygrad.runtime.devices.cuda import kernel as cuda_kernel
 from tests.cuda.install import emulated
+from tests.cuda.test_warp_matrix import opts_of_kernels
 
 RNG = np.random.default_rng(0)
 Scatter = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -37,15 +37,6 @@ SCATTERS: dict[str, Scatter] = {
     "scatter_add": lambda table, at, g: table.scatter_add(0, at.unsqueeze(1).expand(g.shape), g),
     "along columns": lambda table, at, g: table.T.contiguous().index_add(1, at, g.T.contiguous()),
 }
-
-
-def opts_of_kernels(monkeypatch: pytest.MonkeyPatch) -> list[object]:
-    found: list[object] = []
-    make = cuda_kernel.CUDAKernel.__init__
-    monkeypatch.setattr(
-        cuda_kernel.CUDAKernel, "__init__", lambda self, *a, **k: (make(self, *a, **k), found.append(self.opts))[0]
-    )
-    return found
 
 
 @emulated

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from manygrad.runtime.codegen.opts import legal, named, sums
 from manygrad.runtime.codegen.pipeline import prepare, signature
 from manygrad.runtime.codegen.render.llvm.nvptx import NVPTXTarget, render
 from manygrad.runtime.codegen.target import WARP_DOTS, Machine
+from manygrad.runtime.devices import get_device
 from manygrad.runtime.devices.cuda import kernel as cuda_kernel
 from manygrad.runtime.devices.cuda.ptx import ptx_of
 from manygrad.tensor.dtype import DType
@@ -48,6 +50,15 @@ def made_ptx(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The PTX of what is compiled from now on."""
     found, make = list[str](), cuda_kernel.ptx_of
     monkeypatch.setattr(cuda_kernel, "ptx_of", lambda text, arch: found.append(make(text, arch)) or found[-1])
+    return found
+
+
+def opts_of_kernels(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    found: list[object] = []
+    make = cuda_kernel.CUDAKernel.__init__
+    monkeypatch.setattr(
+        cuda_kernel.CUDAKernel, "__init__", lambda self, *a, **k: (make(self, *a, **k), found.append(self.opts))[0]
+    )
     return found
 
 
@@ -213,3 +224,23 @@ def test_a_planted_error_is_noticed(name: str) -> None:
         assert message and re.search(message, str(fault)), fault
         return
     assert not message and not np.allclose(got, want, rtol=2.0**-6, atol=2.0**-6)
+
+
+@emulated
+def test_the_ptx_is_what_the_page_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """docs/stages/codegen.md walks a product from its AST to PTX."""
+    page = (Path(__file__).parents[2] / "docs" / "stages" / "codegen.md").read_text(encoding="utf-8")
+    (shown,) = re.findall(r"```ptx\n(.*?)```", page, re.DOTALL)
+    opts = re.findall(r"`((?:[a-z_]+\([\d, ]+\) ?){6,})`", page)
+    get_device("CUDA:0").kernels.kernels.clear()
+    monkeypatch.setattr(cuda_kernel.STORE, "get", lambda key: None)
+    found = made_ptx(monkeypatch)
+    made = opts_of_kernels(monkeypatch)
+    a, b, bias = (Tensor.ones(*s).cast("bfloat16").to("CUDA:0").realize() for s in ((256, 512), (512, 256), (256,)))
+    out = (a @ b + bias).relu().realize()
+    (text,) = [p for p in found if "mma.sync" in p]
+    for line in shown.splitlines():
+        assert re.search(rf"^\s*{re.escape(line.split()[0])}\s", text, re.MULTILINE), line
+    assert text.count("mma.sync") == 32 and len(re.findall(r"ld\.shared\.v4", text)) == 12
+    assert opts[0].strip() in [" ".join(map(str, o)) for o in made]  # type: ignore[call-overload]
+    assert out[0, 0].item() == 512.0
