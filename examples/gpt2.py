@@ -16,7 +16,7 @@ import tempfile
 
 import numpy as np
 
-from manygrad import Tensor, TinyJit, Variable, nn, world
+from manygrad import Tensor, TinyJit, Variable, autocast, nn, world
 from manygrad.checkpoint import Checkpointer
 from manygrad.nn import functional as F
 from manygrad.nn.data import DataLoader, TokenDataset
@@ -137,6 +137,7 @@ def main() -> None:
     parser.add_argument("--load", help="a safetensors file to start from")
     parser.add_argument("--tokens", type=int, nargs="+", default=list(TEXT[:9]), help="what to go on from")
     parser.add_argument("--write", type=int, default=24, help="tokens to write")
+    parser.add_argument("--autocast", action="store_true", help="products in bfloat16, parameters in float32")
     parser.add_argument("--checkpoint", metavar="DIR", help="save every 50 steps, and go on where the last run ended")
     args = parser.parse_args()
 
@@ -161,7 +162,8 @@ def main() -> None:
         @TinyJit
         def step(x: Tensor, y: Tensor) -> Tensor:
             optimizer.zero_grad()
-            loss = F.cross_entropy(model(x).flatten(0, 1), y.flatten())
+            with autocast(enabled=args.autocast):
+                loss = F.cross_entropy(model(x).flatten(0, 1), y.flatten())
             loss.backward()
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()

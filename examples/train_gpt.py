@@ -12,7 +12,7 @@ import time
 
 import numpy as np
 
-from manygrad import GlobalCounters, Tensor, TinyJit, nn, world
+from manygrad import GlobalCounters, Tensor, TinyJit, autocast, nn, world
 from manygrad.checkpoint import Checkpointer
 from manygrad.nn.optim import AdamW
 from manygrad.nn.state import get_parameters
@@ -77,6 +77,7 @@ def main() -> None:
     parser.add_argument("--heads", type=int, default=4)
     parser.add_argument("--dim", type=int, default=128)
     parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--autocast", action="store_true", help="products in bfloat16, parameters in float32")
     parser.add_argument("--checkpoint", metavar="DIR", help="save every 50 steps, and go on where the last run ended")
     args = parser.parse_args()
     text = open(args.text, encoding="utf-8").read() if args.text else default_text()
@@ -95,8 +96,9 @@ def main() -> None:
     @TinyJit
     def step(x: Tensor, y: Tensor) -> Tensor:
         optimizer.zero_grad()
-        logits = model(x)
-        loss = logits.reshape(-1, len(characters)).cross_entropy(y.reshape(-1))
+        with autocast(enabled=args.autocast):
+            logits = model(x)
+            loss = logits.reshape(-1, len(characters)).cross_entropy(y.reshape(-1))
         loss.backward()
         optimizer.step()
         return loss
