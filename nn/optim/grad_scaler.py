@@ -67,7 +67,10 @@ class GradScaler:
             for p in given:
                 grad: Tensor = p.grad  # type: ignore[assignment]
                 p.grad = (grad.float() / self.tensor.to(grad.device)).cast(grad.dtype)
-            finite = [p.grad.isfinite().all() for p in given]  # type: ignore[union-attr]
+            by_device: dict[Any, list[Tensor]] = {}
+            for p in given:
+                by_device.setdefault(p.device, []).append(p.grad.isfinite().all())  # type: ignore[union-attr]
+            finite = [Tensor.stack(found).all() for found in by_device.values()]  # (a read waits for its device)
             if finite:
                 grads = [p.grad for p in given]
                 grads[0].realize(*grads[1:], *finite)  # type: ignore[union-attr,arg-type]
