@@ -122,6 +122,71 @@ def products(size: int, repeats: int) -> list[dict[str, Any]]:
     return found
 
 
+def attention(size: int, repeats: int) -> list[dict[str, Any]]:
+    """Causal, in bfloat16: products done, 4 or 14 flops for each pair of a query and a key it may see, and dim of a
+    head."""
+    batch, heads, length, width = ((1, 2, 32, 16), (8, 12, 1024, 64))[size]
+    arrays = [data(batch, heads, length, width) for _ in range(4)]
+    torch = with_torch()
+
+    def gradients(q: Tensor, k: Tensor, v: Tensor, g: Tensor) -> Tensor:
+        q, k, v = (t.detach().requires_grad_() for t in (q, k, v))
+        found = F.scaled_dot_product_attention(q, k, v, is_causal=True).gradient(q, k, v, gradient=g)
+        return found[0].realize(*found[1:])
+
+    def theirs_too(q: Any, k: Any, v: Any, g: Any) -> Any:
+        q, k, v = (t.detach().requires_grad_() for t in (q, k, v))
+        out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return torch.autograd.grad(out, (q, k, v), g)
+
+    cases: list[tuple[str, float, Callable[..., Tensor], Callable[..., Any], list[np.ndarray]]] = [
+        (
+            "forward",
+            4,
+            lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True),
+            lambda q, k, v: torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True),
+            arrays[:3],
+        ),
+        ("forward and backward", 14, gradients, theirs_too, arrays),
+    ]
+    pairs = batch * heads * length * length / 2 * width
+    return [
+        row(
+            f"attention {batch}x{heads}x{length}x{width} {name}",
+            "TFLOP/s",
+            1e-12 * flops * pairs,
+            ours(f, given, repeats, "bfloat16"),
+            theirs(beside, given, repeats, "bfloat16"),
+        )
+        for name, flops, f, beside, given in cases
+    ]
+
+
+def rows_of_tables(size: int, repeats: int) -> list[dict[str, Any]]:
+    """Rows of an embedding, looked up, and its gradient, in which each is added where it comes from."""
+    rows, columns, count = ((50, 16, 64), (50257, 768, 8192))[size]
+    numbers, g, torch = RNG.integers(0, rows, count), data(count, columns), with_torch()
+    at = Tensor(numbers, device="CUDA").realize()
+    there = None if torch is None else torch.tensor(numbers, device="cuda")
+    nbytes = 4 * count * columns
+    return [
+        row(
+            f"{count} rows of {rows}x{columns}",
+            "GB/s",
+            2 * nbytes / 1e9,
+            ours(lambda table: table[at], [data(rows, columns)], repeats),
+            theirs(lambda table: table[there], [data(rows, columns)], repeats),
+        ),
+        row(
+            f"their gradient, {rows}x{columns}",
+            "GB/s",
+            (4 * rows * columns + 3 * nbytes) / 1e9,
+            ours(lambda g: Tensor.zeros(rows, columns, device="CUDA").index_add(0, at, g), [g], repeats),
+            theirs(lambda g: torch.zeros(rows, columns, device="cuda").index_add(0, there, g), [g], repeats),
+        ),
+    ]
+
+
 def steps(size: int, repeats: int) -> list[dict[str, Any]]:
     """A captured training step of an MLP 784-1024-1024-10, 512 samples."""
     wide, rows = ((32, 16), (1024, 512))[size]
@@ -209,7 +274,14 @@ def transformer(size: int, repeats: int) -> list[dict[str, Any]]:
     return [row(name, "ms", 0, mine(), other())]
 
 
-PARTS = {"kernels": kernels, "products": products, "steps": steps, "transformer": transformer}
+PARTS = {
+    "kernels": kernels,
+    "products": products,
+    "attention": attention,
+    "tables": rows_of_tables,
+    "steps": steps,
+    "transformer": transformer,
+}
 
 
 def run_part(part: str, args: argparse.Namespace) -> dict[str, Any]:
@@ -247,10 +319,10 @@ def main() -> None:
         print(f"{part}: {one.get('gpu', '')}{one.get('error', '')}")
         for r in one.get("rows", []):
             beside = f"   torch {r['torch']:10.3f}   torch/ours time {r['torch/ours time']:.2f}" if "torch" in r else ""
-            print(f"  {r['name']:36}{r['ours']:10.3f} {r['unit']}{beside}")
-    if args.json:
-        with open(args.json, "w") as f:
-            json.dump(found, f, indent=1)
+            print(f"  {r['name']:44}{r['ours']:10.3f} {r['unit']}{beside}", flush=True)
+        if args.json:  # (after each part: a limit may end this)
+            with open(args.json, "w") as f:
+                json.dump(found, f, indent=1)
     sys.exit(any("error" in one for one in found))
 
 

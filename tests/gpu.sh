@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# What is to be run where there is a GPU: conformance and the operators' cases on it, then the figures. Each part has a
-# limit of its own; the results are in the folder given as the first argument (default: gpu-results). No Ray is needed.
+# What is to be run where there is a GPU: conformance, kernels, models and the operators' cases on it, and the figures.
+# Each part has a limit of its own; the results are in the folder given as the first argument (default: gpu-results).
+# No Ray is needed.
 #   bash tests/gpu.sh [FOLDER]
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -17,6 +18,8 @@ part() { # name, seconds, command
 }
 part conformance 90 python -m pytest -p no:cacheprovider -rf tests/runtime/devices/test_conformance.py -k CUDA
 part cuda 60 python -m pytest -p no:cacheprovider -rf tests/cuda/test_cuda.py
-part benchmarks 150 python benchmarks/gpu.py --limit 50 --json "$out/figures.json"
-part operators 240 python -m pytest -p no:cacheprovider -rf tests/cuda/test_cuda_ops.py
+part benchmarks 180 python benchmarks/gpu.py --limit 45 --json "$out/figures.json"
+part kernels 90 python -m pytest -p no:cacheprovider -rf tests/cuda/test_warp_matrix.py tests/cuda/test_attention.py tests/cuda/test_scatter.py
+part models 90 python -m pytest -p no:cacheprovider -rf tests/cuda/test_cuda_training.py tests/cuda/test_llm.py
+part operators 200 python -m pytest -p no:cacheprovider -rf tests/cuda/test_cuda_ops.py
 exit "$failed"

@@ -40,7 +40,10 @@ SMALLEST: dict[str, tuple[list[str], list[str]]] = {
         ["q4_1 x int8", "q6_k x float32", "bfloat16 x float32", "float32 weights / ours"],
     ),
     "embeddings.py": (["--texts", "4", "--batch", "2", "--repeats", "1"], ["MiniLM: 4 texts", "torch   -", "ours"]),
-    "gpu.py": (["--size", "0", "--repeats", "1"], ["emulated GPU", "softmax", "bfloat16 64x64x64", "MLP 784"]),
+    "gpu.py": (
+        ["--size", "0", "--repeats", "1"],
+        ["emulated GPU", "softmax", "bfloat16 64x64x64", "attention", "their gradient", "MLP 784"],
+    ),
     "opencl.py": (["--size", "64", "--elements", "2000", "--repeats", "2"], ["OPENCL"]),
     "ops_vs_torch.py": (["cumsum"], ["Tensor.cumsum"]),
     "opinfo.py": (["cumsum"], ["torch is not installed"]),

@@ -1,5 +1,5 @@
-"""Language models on CUDA, in the emulator: each token is CPU's, written alone and with others, likeliest and drawn,
-with keys and values in each of their types, and with weights in blocks of each format."""
+"""Language models on CUDA, on a GPU where there is one: each token is CPU's, written alone and with others, likeliest
+and drawn, with keys and values in each of their types, and with weights in blocks of each format."""
 
 from __future__ import annotations
 

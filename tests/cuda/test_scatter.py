@@ -39,7 +39,6 @@ SCATTERS: dict[str, Scatter] = {
 }
 
 
-@emulated
 @pytest.mark.parametrize("rows", [2, 63, 64, 65, 200])
 @pytest.mark.parametrize("columns", [1, 7, 24])
 @pytest.mark.parametrize("name", SCATTERS)
@@ -64,7 +63,6 @@ def test_threads_have_rows_and_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Parallel(2) in [o for opts in found for o in opts]  # type: ignore[attr-defined]
 
 
-@emulated
 def test_an_index_out_of_range_is_an_error_and_stores_nothing() -> None:
     table = Tensor(np.zeros((100, 4), np.float32), device="CUDA:0").realize()
     at = Tensor(np.array([*range(99), 100]), device="CUDA:0").realize()

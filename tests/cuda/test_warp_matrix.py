@@ -1,5 +1,6 @@
-"""Products by matrix instructions of warps (mma), in the emulator: every layout and type, sizes around tiles, what
-follows a product in the same kernel, the same bits however a batch is cut, and that errors are noticed."""
+"""Products by matrix instructions of warps (mma), on a GPU where there is one, else in the emulator: every layout and
+type, sizes around tiles, what follows a product in the same kernel, the same bits however a batch is cut, and that
+errors are noticed."""
 
 from __future__ import annotations
 
@@ -62,7 +63,6 @@ def opts_of_kernels(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     return found
 
 
-@emulated
 @pytest.mark.parametrize("dtype", [dtypes.bfloat16, dtypes.float16])
 @pytest.mark.parametrize("sizes", SIZES)
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -84,7 +84,6 @@ EPILOGUES: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
 }
 
 
-@emulated
 @pytest.mark.parametrize("name", EPILOGUES)
 @pytest.mark.parametrize("sizes", [(64, 64, 64), (61, 46, 40)])
 def test_what_follows_a_product_is_in_its_kernel(
@@ -101,7 +100,6 @@ def test_what_follows_a_product_is_in_its_kernel(
     np.testing.assert_allclose(got, want, rtol=2.0**-6, atol=2.0**-5)
 
 
-@emulated
 def test_a_batch_gives_the_same_bits_however_it_is_cut() -> None:
     (a, _), (b, _) = factor(130, 72, False, dtypes.bfloat16), factor(72, 40, True, dtypes.bfloat16)
     whole = (a @ b).float().numpy()
@@ -110,7 +108,6 @@ def test_a_batch_gives_the_same_bits_however_it_is_cut() -> None:
         assert np.concatenate(parts).tobytes() == whole.tobytes()
 
 
-@emulated
 def test_products_of_many_matrices_and_gradients() -> None:
     numbers = [RNG.standard_normal(s).astype(np.float32) for s in ((3, 24, 40), (3, 40, 16))]
     held = [Tensor(x).cast(dtypes.bfloat16).realize() for x in numbers]
