@@ -10,18 +10,16 @@ says comes from a thread of its own, which may wait for a dead Ray as long as it
 from __future__ import annotations
 
 import functools
-import importlib
 import logging
 import os
 import queue
-import resource
 import secrets
 import select
 import socket
 import sys
 import time
-from collections.abc import Callable, Container, Iterable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Container, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,25 +30,9 @@ from . import agent as agent_module
 from .janitor import MARK, sweep_starts
 from .job import Job
 from .places import Place, check_fits, has, needs, share
+from .ray_settings import OWN, QUIET, on_loopback, reach, reread_settings, tamed
+from .surroundings import check_memory, check_surroundings
 
-WORKER_MIB = 192  # memory that the smallest worker and its agent need
-LEAST_FILES = 256  # that a process of Ray has open, and some more
-_QUIET = {
-    "RAY_DEDUP_LOGS": "0",
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-    "RAY_DISABLE_IMPORT_WARNING": "1",
-    "RAY_enable_metrics_collection": "false",
-    "RAY_worker_niceness": "0",  # the workers are the job, not something in its background
-    # without its GCS Ray ends the processes that use it, the launcher too
-    "RAY_gcs_rpc_server_reconnect_timeout_s": "1000000",
-}
-# Of a Ray that is ours. It would take the host's address instead of the one we give, and listen on all interfaces;
-# in a world of one host it takes loopback.
-_OWN = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
-# Processes that a Ray of ours has no use for: autoscaler, dashboard, and what sends logs to the driver. Each imports
-# Ray, while on a busy machine the others give up waiting for each other.
-_UNUSED = ("start_monitor", "start_api_server", "start_log_monitor")
 RAY_STOP_S = 10.0  # how long a Ray may take to be told that we go
 ENDING_S = 2.0  # how long supervisors that were told to end may take
 LOOK_S = 1.0  # between looks for nodes
@@ -110,20 +92,20 @@ class Cluster:
         with open(os.open(token, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as f:
             f.write(secrets.token_hex(32))
         self._set_env(
-            {**_QUIET, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": token, MARK: self.job.id},
+            {**QUIET, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": token, MARK: self.job.id},
             drop=("RAY_AUTH_TOKEN", "RAY_ADDRESS"),
         )
         fresh = "ray" not in sys.modules
         import ray
 
-        self._set_env(_OWN)  # after the import: what this process starts later is not ours
+        self._set_env(OWN)  # after the import: what this process starts later is not ours
         if not fresh:
-            _reread_settings()
+            reread_settings()
         self.started_ray = True
         temporary = os.path.join(self.folder, "ray")  # Ray makes it everybody's; the folder around it is ours alone
         os.mkdir(temporary, 0o700)
         try:
-            with _tamed():
+            with tamed():
                 ray.init(
                     address="local",
                     num_cpus=self.job.nodes,
@@ -148,7 +130,7 @@ class Cluster:
                 "run the launcher on a node of the cluster with --address auto, "
                 "or as a Ray job"
             )
-        self._set_env(_QUIET)
+        self._set_env(QUIET)
         if address != "auto":
             host, _, port = address.rpartition(":")
             if not host or not port.isdigit():
@@ -156,7 +138,7 @@ class Cluster:
                     f"--address {address!r}: expected HOST:PORT of the Ray head (port 6379 by default), or 'auto'"
                 )
             try:
-                _reach(host.strip("[]"), port)
+                reach(host.strip("[]"), port)
             except (OSError, OverflowError) as e:
                 raise UsageError(
                     f"--address {address}: nothing answers there ({e}); `ray status` on the head shows its address"
@@ -164,7 +146,7 @@ class Cluster:
         import ray
 
         try:
-            with _on_loopback(address):
+            with on_loopback(address):
                 ray.init(
                     address=address,
                     log_to_driver=False,
@@ -469,7 +451,7 @@ class Cluster:
                 os.environ[k] = v
         self._saved = {}
         if self.started_ray and not ended:
-            _reread_settings()
+            reread_settings()
 
 
 def _attempt(what: str, step: Callable[[], object], trouble: list[str]) -> None:
@@ -493,118 +475,9 @@ def _remove(group: Any) -> None:
     remove_placement_group(group)
 
 
-def _reread_settings() -> None:
-    """Ray reads its environment variables once, when it is loaded; have it do so again."""
-    import ray._raylet as raylet
-
-    config, tokens = getattr(raylet, "Config", None), getattr(raylet, "AuthenticationTokenLoader", None)
-    if config is not None and tokens is not None:
-        config.initialize("")
-        tokens.instance().reset_cache()
-
-
-def _reach(host: str, port: str) -> None:
-    """Raises `OSError` if nothing answers there."""
-    socket.create_connection((host, int(port)), timeout=5).close()
-
-
-@contextmanager
-def _on_loopback(address: str) -> Iterator[None]:
-    """Attach to where a Ray answers. Ray takes the host's address for 127.0.0.1, where a head that listens on loopback
-    alone is not found, and waits for it for ever. Raises `ConnectionError` if nothing answers there."""
-    from ray._private import ray_constants, services
-
-    found = services.canonicalize_bootstrap_address_or_die(address)
-    host, _, port = found.rpartition(":")
-    try:
-        _reach(host.strip("[]"), port)
-    except OSError as e:
-        before = ray_constants.ENABLE_RAY_CLUSTER
-        ray_constants.ENABLE_RAY_CLUSTER = False
-        try:
-            if services.canonicalize_bootstrap_address_or_die(address) == found:
-                raise ConnectionError(f"nothing answers at {found} ({e})") from None
-            yield
-        finally:
-            ray_constants.ENABLE_RAY_CLUSTER = before
-    else:
-        yield
-
-
-@contextmanager
-def _tamed() -> Iterator[None]:
-    """Ray's start with what no setting of it changes. A name that a version of Ray does not have is left alone."""
-    with ExitStack() as stack:
-
-        def put(module: str, name: str, make: Callable[[Any], Any], of: str = "") -> None:
-            there: Any = importlib.import_module(f"ray._private.{module}")
-            there = getattr(there, of, None) if of else there
-            if hasattr(there, name):
-                before = getattr(there, name)
-                stack.callback(setattr, there, name, before)
-                setattr(there, name, make(before))
-
-        put("ray_constants", "ENABLE_RAY_CLUSTER", lambda before: False)  # as in _OWN, if Ray was loaded before
-        # else our command line, which may be no UTF-8
-        put("utils", "get_entrypoint_name", lambda before: lambda: "launcher")
-        put("node", "wait_for_persisted_port", _in_slices)
-        for process in _UNUSED:
-            put("node", process, lambda before: lambda self, **settings: None, of="Node")
-        yield
-
-
-def _in_slices(wait: Callable[..., int]) -> Callable[..., int]:
-    """Ray waits half a minute for its GCS in one call that holds the interpreter: no signal, and no `Guard`,
-    would get through."""
-
-    def in_slices(*args: Any, timeout_ms: int = 30_000, **kwargs: Any) -> int:
-        until = time.monotonic() + timeout_ms / 1000
-        while True:
-            try:
-                return wait(*args, timeout_ms=100, **kwargs)
-            except RuntimeError:  # (so it says that the time is over)
-                if time.monotonic() > until:
-                    raise
-                time.sleep(0.01)  # (it may have failed at once)
-
-    return in_slices
-
-
 def _first_line(e: BaseException) -> str:
     return (str(e).strip().splitlines() or [type(e).__name__])[0]
 
 
 def _last_line(e: BaseException) -> str:
     return (str(e).strip().splitlines() or [type(e).__name__])[-1]
-
-
-def check_surroundings() -> None:
-    """Refuse what Ray would not start in, and would not say."""
-    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    if files != resource.RLIM_INFINITY and files < LEAST_FILES:
-        raise Infeasible(
-            f"a process may open {files} files here (`ulimit -n`), of which Ray needs more: at least {LEAST_FILES}, "
-            "better 8192"
-        )
-    if sys.flags.optimize > 1:
-        raise Infeasible(
-            "Python runs without docstrings (PYTHONOPTIMIZE=2, -OO), and Ray does not start without them; use "
-            "PYTHONOPTIMIZE=1"
-        )
-    if os.path.isdir("/dev/shm") and not os.access("/dev/shm", os.W_OK):
-        raise Infeasible("/dev/shm cannot be written, where Ray keeps its objects; mount it for writing")
-
-
-def check_memory(nodes: int) -> None:
-    """Refuse more local workers than this machine's free memory can hold."""
-    try:
-        with open("/proc/meminfo") as f:
-            free_mib = next(int(line.split()[1]) for line in f if line.startswith("MemAvailable")) >> 10
-    except (OSError, StopIteration, ValueError):
-        return
-    if nodes * WORKER_MIB > free_mib:
-        raise Infeasible(
-            f"{nodes} nodes were asked for on this one machine; its {free_mib} MiB of free memory hold at most "
-            f"{free_mib // WORKER_MIB} workers of at least {WORKER_MIB} MiB each. "
-            "Ask for fewer nodes, or give a Ray cluster with --address"
-        )

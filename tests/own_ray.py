@@ -24,9 +24,9 @@ def own_ray(cpus: int) -> Iterator[Any]:
         patch.delenv("RAY_ADDRESS", raising=False)
         import ray
 
-        from manygrad.launcher.cluster import _reread_settings
+        from manygrad.launcher.ray_settings import reread_settings
 
-        _reread_settings()
+        reread_settings()
         options = {"include_dashboard": False, "log_to_driver": False, "configure_logging": False}
         ray.init(address="local", num_cpus=cpus, object_store_memory=80 << 20, _temp_dir=folder, **options)
         yield ray
