@@ -252,7 +252,7 @@ class TraceTree:
         self.varying[place] = code
 
     def note_use(self, ending: TraceEnding) -> None:
-        """Of a capture: those used longest ago make way."""
+        """A capture is used: those used longest ago make way."""
         self.uses += 1
         ending.used = self.uses
 
