@@ -22,6 +22,7 @@ TOOLS = {
     "doctor": "manygrad.launcher.doctor",
     "replay": "manygrad.runtime.engine.replay",
 }
+WARM_STEPS = 5  # the first as it comes, the second recorded, then replays; one more that reads, say
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -33,6 +34,9 @@ def main(argv: list[str] | None = None) -> int:
     if words and words[0] in TOOLS and not os.path.exists(words[0]):
         sys.argv = [f"launcher {words[0]}", *words[1:]]
         runpy.run_module(TOOLS[words[0]], run_name="__main__")  # (which ends by SystemExit)
+    if len(words) > 1 and words[0] == "warm" and not os.path.exists("warm"):
+        warm(int(os.environ.get("LAST_STEP") or WARM_STEPS))
+        words = words[1:]
     try:
         job = parse(words, dict(os.environ))
         if job.kind == "help":
@@ -45,6 +49,14 @@ def main(argv: list[str] | None = None) -> int:
     except (UsageError, Infeasible) as e:
         print(f"launcher: {e}", file=sys.stderr)
         return e.exit_code
+
+
+def warm(steps: int) -> None:
+    """The run ends after so many steps: what they compiled is in the disk cache."""
+    from manygrad.tensor.environment import LAST_STEP
+
+    os.environ["LAST_STEP"] = str(steps)  # (of workers; this process has read it)
+    LAST_STEP.common = steps
 
 
 def open_standard_streams() -> None:

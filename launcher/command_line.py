@@ -115,6 +115,7 @@ def help_text() -> str:
         "       launcher -m MODULE [options] [-- script args]",
         "       launcher status|stacks|stop RUN_DIR     of a run that goes on",
         "       launcher doctor [--device KIND]         what this host has, how fast it is, what is missing",
+        "       launcher warm SCRIPT [options]          its first steps alone, for what they compile (LAST_STEP)",
         "       launcher replay FILE                    a step that a rank has saved (FAILED_STEPS)",
         "       launcher convert SRC DST [--help]       checkpoints of torch and Hugging Face into ours, and back",
         "",

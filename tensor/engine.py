@@ -124,6 +124,9 @@ class Engine(Protocol):
         """Each of these values is in memory already, at this BUFFER or view of one, as if it had just been computed:
         it lies there now, `others` that are made of it read it there, and backward() goes on from it."""
 
+    def begin_update(self) -> None:
+        """An optimiser is about to make a step; the program may end here (LAST_STEP)."""
+
     def count_update(self) -> None:
         """An optimiser has made a step."""
 

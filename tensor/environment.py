@@ -167,6 +167,13 @@ DETECT_ANOMALY = EnvVar(
     "look at what each kernel writes, and raise AnomalyError where it makes NaN (1), or infinity from finite numbers, "
     "too (2); see `detect_anomaly`",
 )
+LAST_STEP = EnvVar(
+    "LAST_STEP",
+    0,
+    "steps",
+    "the program ends, without an error, before the step of an optimiser or call of a TinyJit after so many; 0: never "
+    "(`launcher warm`)",
+)
 FAILED_STEPS = EnvVar(
     "FAILED_STEPS",
     "",

@@ -228,6 +228,7 @@ class Optimizer:
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One update; returns what `closure` (which computes the loss again and calls backward) returned."""
+        engine().begin_update()
         if closure is None and is_own(type(self)):
             step_of_trace(self, self._prepare, self._make_step, self.params)
             return None

@@ -62,7 +62,9 @@ def view(handle: Memory, offset_bytes: int, nbytes: int) -> Memory:
 
 
 def _address(data: memoryview) -> int:
-    address: int = np.frombuffer(data, dtype=np.uint8).__array_interface__["data"][0]  # (`.ctypes` takes longer)
+    if not data.readonly:  # (a twentieth of the time)
+        return ctypes.addressof(ctypes.c_char.from_buffer(data))
+    address: int = np.frombuffer(data, dtype=np.uint8).__array_interface__["data"][0]
     return address
 
 

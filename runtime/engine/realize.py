@@ -24,7 +24,7 @@ from manygrad.runtime.engine.functions import has_functions, run_functions
 from manygrad.runtime.engine.linear import capture, compile_linear
 from manygrad.runtime.engine.recovery import RealizeProgress, assigned, drop, lost, settle
 from manygrad.runtime.executors.items import ExecItem, Vars
-from manygrad.runtime.profile.counters import GlobalCounters
+from manygrad.runtime.profile.counters import GlobalCounters, end_after_last_step
 from manygrad.runtime.storage import STORAGE, spoil, storage
 from manygrad.schedule import as_param, create_linear_with_vars, create_schedule
 from manygrad.schedule.cache import Schedule
@@ -538,6 +538,9 @@ class RealizeEngine:
         for t, u in values:
             t.uop, t._storage = u, None
         see_computed([t for t in others if id(t) not in taken], becomes)
+
+    def begin_update(self) -> None:
+        end_after_last_step()
 
     def count_update(self) -> None:
         GlobalCounters.updates += 1

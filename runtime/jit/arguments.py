@@ -137,10 +137,10 @@ class Input:
     in_place: bool = False  # the last call's was read where it lies, and was no copy of a view
 
 
-def refuse_shared_memory(inputs: list[Input], tensors: list[tuple[str, Tensor]]) -> None:
+def refuse_shared_memory(inputs: list[Input], tensors: list[Tensor]) -> None:
     """An input that is written must not be another one's memory, too: each is captured on its own."""
-    for i, (_, t) in zip(inputs, tensors):
-        for j, (_, x) in zip(inputs, tensors) if i.written else ():
+    for i, t in zip(inputs, tensors):
+        for j, x in zip(inputs, tensors) if i.written else ():
             if j is not i and (j.twin is None or inputs[j.twin] is not i) and memory(x.uop) is memory(t.uop):
                 raise JitError(
                     f"{i.path} is assigned by the function, and {j.path} is the same memory; "

@@ -102,19 +102,23 @@ class Captured(Generic[T]):
             check_constants(self.constants, constants)
         if numbers or self.numbers:
             check_numbers(self.numbers, numbers, var_vals)
+        return self.make([t for _, t in tensors], var_vals)
+
+    def make(self, tensors: list[Tensor], var_vals: dict[str, int]) -> T:
+        """The calls, for arguments of the kinds that were captured, and values of the variables."""
         if self.writes:
             self._refuse_results(tensors)
         self.results.renew(self)
-        passed = [(i, t, stored(t)) for i, (_, t) in zip(self.inputs, tensors) if i.twin is None]
+        passed = [(i, t, stored(t)) for i, t in zip(self.inputs, tensors) if i.twin is None]
         for i, t, plain in passed:
             self._pass(i, plain)
             i.in_place &= plain is t
         self._keep_old_values()
         run_items(self.items, {**self.vars, **var_vals} if var_vals else self.vars)
-        for i, (_, t) in zip(self.inputs, tensors):
+        for i, t in zip(self.inputs, tensors) if self.writes else ():
             if i.written:
                 t.assign(i.own).realize()
-        given = {id(i.own): t for i, (_, t) in zip(self.inputs, tensors)}
+        given = {id(i.own): t for i, t in zip(self.inputs, tensors)}
         return cast(T, self.results.build(given, var_vals))
 
     def remember(self, tensors: Named) -> None:
@@ -150,12 +154,12 @@ class Captured(Generic[T]):
             current().communication.drain()
             raise
 
-    def _refuse_results(self, tensors: Named) -> None:
+    def _refuse_results(self, tensors: list[Tensor]) -> None:
         refuse_shared_memory(self.inputs, tensors)
-        for i, (path, t) in zip(self.inputs, tensors):
+        for i, t in zip(self.inputs, tensors):
             if i.written and overwrites(self.overwritten, memory(t.uop)):
                 raise JitError(
-                    f"{path} is assigned by the function, and lies where the function writes something else, a "
+                    f"{i.path} is assigned by the function, and lies where the function writes something else, a "
                     "result perhaps; pass a clone()"
                 )
 

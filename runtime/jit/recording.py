@@ -150,7 +150,7 @@ def record(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     written = {id(b) for b in overwritten}
     for i in inputs:
         i.written = i.twin is None and any(id(b) in written for b in buffers_of(i.own.uop))
-    refuse_shared_memory(inputs, tensors)
+    refuse_shared_memory(inputs, [t for _, t in tensors])
     for i, (_, t) in zip(inputs, tensors):
         if i.written:
             t.assign(i.own).realize()

@@ -39,9 +39,9 @@ from manygrad.runtime.jit.arguments import (
 from manygrad.runtime.jit.captured import Captured, Constants, Numbers
 from manygrad.runtime.jit.recording import Named, realize_all, record
 from manygrad.runtime.profile import profile
-from manygrad.runtime.profile.counters import GlobalCounters
+from manygrad.runtime.profile.counters import GlobalCounters, end_after_last_step
 from manygrad.tensor.deferred.thread import at_once, flush_trace, forget_traces
-from manygrad.tensor.environment import JIT
+from manygrad.tensor.environment import JIT, LAST_STEP
 from manygrad.tensor.guards import NUMBERS, Guards
 from manygrad.tensor.lock import LOCK
 from manygrad.tensor.storage import LIVE, PENDING, TensorSet, assignments, is_stored
@@ -125,6 +125,7 @@ class TinyJit(Generic[T]):
                     if done == STOPPED:
                         captured.go_on()
                     return captured.result()
+        end_after_last_step()
         GlobalCounters.steps += 1
         if not profile.active:
             if not self.is_warm:
@@ -211,7 +212,8 @@ class TinyJit(Generic[T]):
         assert captured is not None
         result = captured.replay_in_place()
         if self.again is None or not self.again.holds():
-            self.again = captured.prepare()
+            again = captured.prepare()
+            self.again = None if LAST_STEP else again  # (which counts no steps in Python)
         return result
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any], is_due: bool = False) -> T:

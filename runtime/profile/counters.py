@@ -6,6 +6,9 @@ They stand in memory of their own, so that a native replay adds to them without 
 from __future__ import annotations
 
 import ctypes
+import sys
+
+from manygrad.tensor.environment import LAST_STEP
 
 _INT, _FLOAT = ctypes.c_int64, ctypes.c_double
 
@@ -47,6 +50,13 @@ class Counters(ctypes.Structure):
 
 
 GlobalCounters = Counters()
+
+
+def end_after_last_step() -> None:
+    """Ends the program in place of the step after LAST_STEP."""
+    if LAST_STEP and steps_taken() >= LAST_STEP.value:
+        print(f"manygrad: {steps_taken()} steps are done, the last ones (LAST_STEP)", file=sys.stderr)
+        raise SystemExit(0)
 
 
 def steps_taken() -> int:

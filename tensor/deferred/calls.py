@@ -22,26 +22,16 @@ _new = DeferredTensor.__new__
 
 
 class DeferredCall:
-    """A call that is put off: what it calls, with what, in which modes, and the number of the first value it makes."""
+    """A call that is put off: which one, and with what."""
 
-    __slots__ = ("args", "first", "grad", "kwargs", "node", "training")
+    __slots__ = ("args", "kwargs", "node")
 
-    def __init__(
-        self,
-        node: TraceNode,
-        args: Sequence[Any],
-        kwargs: dict[str, Any],
-        first: int,
-        grad: bool,
-        training: bool | None,
-    ) -> None:
-        self.node, self.args, self.kwargs, self.first = node, args, kwargs, first
-        self.grad, self.training = grad, training
+    def __init__(self, node: TraceNode, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        self.node, self.args, self.kwargs = node, args, kwargs
 
     def gives(self) -> range:
         """Numbers of the values that it makes."""
-        count = sum(type(r) is Spec for r in self.node.results)
-        return range(self.first, self.first + count)
+        return self.node.gives()
 
     def used(self) -> list[int]:
         """Numbers of the values among its arguments."""
@@ -222,9 +212,10 @@ class Making:
         node, values = call.node, self.values
         args = [resolved(x, values) for x in call.args]
         kwargs = {k: resolved(x, values) for k, x in call.kwargs.items()}
-        token = _training.set(call.training)
+        grad, training, _ = node.modes
+        token = _training.set(training)
         try:
-            with set_grad_enabled(call.grad), standing_at(node.line):
+            with set_grad_enabled(grad), standing_at(node.line):
                 out = node.fn(*args, **kwargs)
         finally:
             _training.reset(token)
@@ -232,7 +223,7 @@ class Making:
             made = [self.external.tensors[i]._grad for i in node.gradients]
         else:
             made = [t for t, r in zip([out] if node.kind is None else out, node.results) if type(r) is Spec]
-        for number, t in enumerate(made, call.first):
+        for number, t in enumerate(made, node.first):
             assert t is not None
             d = None if self.settled is None else self.settled.refs[number]()
             if d is not None:
@@ -240,7 +231,7 @@ class Making:
             elif self.settled is not None and node.gradients:  # (the promise was dropped, and this is in its place)
                 self.settled.replace(number, t)
             if d is not None and node.gradients:  # (who has asked for it has the promise, and may write to it)
-                self.external.tensors[node.gradients[number - call.first]]._grad = d
+                self.external.tensors[node.gradients[number - node.first]]._grad = d
             values[number] = t if d is None else d
         return {*call.used(), *call.gives()}
 

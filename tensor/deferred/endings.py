@@ -10,7 +10,7 @@ from typing import Any
 from manygrad.tensor.deferred.calls import DeferredCall, Making, PutOff, Read, Resumed
 from manygrad.tensor.deferred.counts import COUNTS
 from manygrad.tensor.deferred.tensors import settle
-from manygrad.tensor.deferred.trace import PUT_OFF, THREAD, Trace, begin, flush_others, note_communication
+from manygrad.tensor.deferred.trace import PUT_OFF, THREAD, Trace, begin, flush_others, making_calls, note_communication
 from manygrad.tensor.deferred.tree import KeptGraphs, Key, Spec, TraceEnding, TraceNode
 from manygrad.tensor.engine import engine
 from manygrad.tensor.environment import overridden
@@ -308,7 +308,8 @@ def computed(
         flush_others(trace)
     THREAD.ending, since = None, engine().communicated()
     inputs = trace.external.inputs()
-    inputs += [t for call in trace.put_off if type(call) is Read for t in call.memories.values()]
+    if trace.has_read:
+        inputs += [t for call in trace.put_off if type(call) is Read for t in call.memories.values()]
     making = Making(trace.external)
     lazy: list[Tensor] = []
     gradients = [(t, t._grad) for t in trace.leaves]  # (of a read: they are put off still)
@@ -325,9 +326,10 @@ def computed(
         return out
 
     try:
-        with trace.busy():
+        with making_calls(trace):
             if ending.replay is not None:
                 COUNTS.replays += 1
+                trace.tree.note_use(ending)
                 out = ending.replay.run(inputs)
                 if step is not None:
                     engine().count_update()
@@ -350,6 +352,9 @@ def computed(
                 elif writes and ending.has_history:
                     ending.plain = "a gradient flows on from values that live on after the step"
                 ending.replay = None if ending.plain else replay
+                trace.tree.note_use(ending)
+                if ending.replay is not None:
+                    trace.tree.keep(ending)
     except BaseException as error:
         trace.lose(making.values, error)
         trace.is_done()
@@ -357,7 +362,6 @@ def computed(
     finally:
         for t, g in gradients:
             t._grad = g
-    trace.tree.note_use(ending)
     return out
 
 

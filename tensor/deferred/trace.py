@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from threading import RLock, local
 from types import CodeType
 from typing import Any
@@ -72,8 +71,7 @@ class Trace:
         code, at = user_place()
         if self.tree.varying and not kwargs and (fn, id(code), at) in self.tree.varying:
             args = with_input(args)
-        grad, training = is_grad_enabled(), _training.get()
-        sig: list[Any] = [fn, id(code), at, grad, training, dtypes.default_float]
+        sig: list[Any] = [fn, id(code), at, is_grad_enabled(), _training.get(), dtypes.default_float]
         known = len(external.tensors)
         try:
             if overridden.get() is not None:
@@ -100,7 +98,7 @@ class Trace:
         if child is not None and child.is_followed and not child.is_plain and len(self.put_off) < MOST_CALLS:
             with self.lock:
                 if self.is_following:
-                    self._put_off(child, DeferredCall(child, kept, named, len(self.values.refs), grad, training))
+                    self._put_off(child, DeferredCall(child, kept, named))
                     r = child.results[0] if child.kind is None else 0
                     return self.values.promise(self, r) if type(r) is Spec else self._promised(child, args)
         return self._make(fn, args, kwargs, key, known, code)
@@ -211,17 +209,13 @@ class Trace:
         if len(args) > 1 or kwargs or value is None or value[0] != self.serial or overridden.get() is not None:
             return self.refuse(fn, args, kwargs, "it has arguments, or its loss is none of this step's values")
         code, at = user_place()
-        grad = is_grad_enabled()
-        key = (fn, id(code), at, grad, value[1])
+        key = (fn, id(code), at, is_grad_enabled(), _training.get(), dtypes.default_float, value[1])
         child = self.node.children.get(key)
         if child is not None and child.is_followed and not child.is_plain:
             leaves = [self.external.tensors[i] for i in child.gradients]
             with self.lock:
                 if self.is_following and not any(t._grad is not None or has_hooks(t) for t in leaves):
-                    self._put_off(
-                        child,
-                        DeferredCall(child, [Value(value[1])], kwargs, len(self.values.refs), grad, _training.get()),
-                    )
+                    self._put_off(child, DeferredCall(child, [Value(value[1])], kwargs))
                     for t, spec in zip(leaves, child.results):
                         t._grad = self.values.promise(self, spec)
                     self.leaves += leaves
@@ -281,7 +275,7 @@ class Trace:
             self.drop_gradients()
             making = Making(self.external, self.values)
             try:
-                with self.busy(), drawing_as(self.draws):
+                with making_calls(self), drawing_as(self.draws):
                     making.make(self.put_off)
             except BaseException as error:
                 self.lose(making.values, error)
@@ -297,20 +291,10 @@ class Trace:
             t._grad = None
         self.leaves = []
 
-    @contextmanager
-    def busy(self) -> Iterator[None]:
-        """While its calls are made, calls are made as they come, and nobody else makes these."""
-        inside, THREAD.is_inside, self.is_busy = THREAD.is_inside, True, True
-        try:
-            with as_given():
-                yield
-        finally:
-            THREAD.is_inside, self.is_busy = inside, False
-
     def check(self) -> None:
         """What was put off to be read is as it was."""
         x = self.external
-        if any(t.uop is not u for t, u in zip(x.tensors, x.nodes)):
+        if [t.uop for t in x.tensors] != x.nodes:
             t = next(t for t, u in zip(x.tensors, x.nodes) if t.uop is not u)
             raise RuntimeError(
                 f"a tensor of shape {t.shape} was changed while calls that read it were put off, in a way that was "
@@ -319,9 +303,10 @@ class Trace:
 
     def is_done(self) -> None:
         """Nothing is put off any more."""
+        if self.writes:
+            WRITING.pop(self.serial, None)
         self.put_off, self.writes = [], False
         PUT_OFF.pop(self.serial, None)
-        WRITING.pop(self.serial, None)
 
     def lose(self, made: dict[int, Tensor], error: BaseException) -> None:
         """A computation failed: what was made of the living values stays, the others have none."""
@@ -332,6 +317,21 @@ class Trace:
             settle(t, Tensor(0, dtype=t.dtype).expand(t.shape) if found is None else found)
             if found is None:
                 engine().lose(t, f"a tensor of shape {t.shape} has no value: its computation failed with {error!r}")
+
+
+class making_calls(as_given):
+    """While the calls of a trace are made, calls are made as they come, and nobody else makes these."""
+
+    def __init__(self, trace: Trace) -> None:
+        self.trace = trace
+
+    def __enter__(self) -> None:
+        super().__enter__()
+        self.inside, THREAD.is_inside, self.trace.is_busy = THREAD.is_inside, True, True
+
+    def __exit__(self, *exc: object) -> None:
+        THREAD.is_inside, self.trace.is_busy = self.inside, False
+        super().__exit__(*exc)
 
 
 def begin(tree: TraceTree) -> Trace:
@@ -402,5 +402,6 @@ __all__ = [
     "flush_others",
     "flush_readers",
     "flush_writers",
+    "making_calls",
     "note_communication",
 ]

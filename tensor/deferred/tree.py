@@ -90,6 +90,7 @@ class TraceEnding:
         self.state: set[int] | None = None  # ids of the nodes that state lies in
         self.has_history: bool | None = None  # a gradient flows on from what was read
         self.replay: TraceReplay | None = None
+        self.used = 0  # when, in uses of the tree's captures
         self.kept: KeptGraphs | None = None  # of values that live on, where calls that write are not made again
 
     @cached_property
@@ -115,6 +116,8 @@ class TraceNode:
         several = parent is not None and engine().workers()[1] > 1
         self.digest: bytes = digest_of(parent.digest, key, code) if parent is not None and several else b""
         self.fn, self.line, self.code = fn, line, code
+        self.modes: Key = key[3:6]  # of gradients and training, the default type
+        self.first: int = 0 if parent is None else parent.gives().stop  # number of the first value that it makes
         self.children: dict[Key, TraceNode] = {}
         self.endings: dict[Key, TraceEnding] = {}
         self.kind: type | None = None  # of the sequence that it gives; None: a tensor
@@ -132,6 +135,10 @@ class TraceNode:
     @property
     def parent(self) -> TraceNode | None:
         return None if self.above is None else self.above()
+
+    def gives(self) -> range:
+        """Numbers of the values that it makes."""
+        return range(self.first, self.first + sum(type(r) is Spec for r in self.results))
 
     def ending(self, key: Key) -> TraceEnding:
         """What ends a trace here in this way."""
@@ -224,8 +231,8 @@ class TraceTree:
         self.root = TraceNode()
         self.nodes = 0
         self.varying: dict[Key, CodeType] = {}  # places in code at which a number is an input
-        # the last used one last; one goes with its node
-        self.captures: weakref.WeakValueDictionary[int, TraceEnding] = weakref.WeakValueDictionary()
+        self.captures: weakref.WeakSet[TraceEnding] = weakref.WeakSet()  # one goes with its node
+        self.uses = 0  # of captures
 
     def is_of_another_world(self) -> bool:
         """As where a test works in another Runtime."""
@@ -245,17 +252,22 @@ class TraceTree:
         self.varying[place] = code
 
     def note_use(self, ending: TraceEnding) -> None:
-        """It stays, and others used longer ago go where all together hold too much memory."""
-        captures = self.captures
-        captures.pop(id(ending), None)
-        if ending.replay is not None:
-            captures[id(ending)] = ending
-        while len(captures) > 1 and (len(captures) > MOST_CAPTURES or self.nbytes() > MOST_BYTES):
-            captures.pop(next(iter(captures.keys()))).replay = None
+        """A capture is used: those used longest ago make way."""
+        self.uses += 1
+        ending.used = self.uses
+
+    def keep(self, ending: TraceEnding) -> None:
+        """A new capture stays, and others used longer ago go where all together hold too much memory."""
+        self.captures.add(ending)
+        by_use = sorted(self.captures, key=lambda e: e.used)
+        while len(by_use) > 1 and (len(by_use) > MOST_CAPTURES or self.nbytes() > MOST_BYTES):
+            gone = by_use.pop(0)
+            gone.replay = None
+            self.captures.discard(gone)
 
     def nbytes(self) -> int:
         """Memory that the captures hold."""
-        return sum(e.replay.nbytes for e in self.captures.values() if e.replay is not None)
+        return sum(e.replay.nbytes for e in self.captures if e.replay is not None)
 
 
 __all__ = [

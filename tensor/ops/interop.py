@@ -15,6 +15,7 @@ import numpy as np
 from manygrad.tensor.dtype import DType, dtypes, to_dtype
 from manygrad.tensor.engine import default_device, engine
 from manygrad.tensor.lock import LOCK, locked
+from manygrad.tensor.storage import PENDING
 from manygrad.tensor.stored import HISTORY
 from manygrad.tensor.uop import GroupOp, Ops, UOp
 from manygrad.tensor.uop.show import text_of_shape
@@ -92,7 +93,7 @@ class InteropMixin:
             t = t.to(engine().canonical(default_device()))
         u = t.uop
         if u.op is Ops.BUFFER:
-            return t.realize()
+            return t.realize() if len(PENDING) else t
         t = t.contiguous() if u.op is not Ops.AFTER and u.op in GroupOp.MOVEMENT else t
         t.realize()
         if self.device == t.device and self.uop is u and u.op not in GroupOp.MOVEMENT:
