@@ -6,7 +6,7 @@ of a worker's: it looks that up in the current Runtime (`runtime/current.py`), s
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from manygrad.tensor import environment as env
@@ -123,6 +123,9 @@ class Engine(Protocol):
     def take_stored(self, values: list[tuple[Tensor, UOp]], others: list[Tensor]) -> None:
         """Each of these values is in memory already, at this BUFFER or view of one, as if it had just been computed:
         it lies there now, `others` that are made of it read it there, and backward() goes on from it."""
+
+    def note_written(self, buffers: Iterable[UOp]) -> None:
+        """A replay is about to write to BUFFERs that other values may have been computed from."""
 
     def count_update(self) -> None:
         """An optimiser has made a step."""

@@ -8,7 +8,7 @@ from manygrad.runtime.engine.linear import capture
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.gradient import carries
 from manygrad.tensor.storage import TRAINED, unrealized
-from manygrad.tensor.stored import HISTORY, ORIGIN, SOURCES, WRITTEN, Sources
+from manygrad.tensor.stored import HISTORY, ORIGIN, SOURCES, WRITTEN, Sources, has_ended
 from manygrad.tensor.tensor import Tensor
 from manygrad.tensor.uop import Ops, UOp, standing_on, toposort
 from manygrad.tensor.uop.rewrite import substitute
@@ -83,7 +83,9 @@ def remember(computed: dict[UOp, UOp], becomes: dict[UOp, UOp], overwritten: set
     for device in dict.fromkeys(becomes[u].device for u in values):
         mine = [u for u in values if becomes[u].device == device]
         sources = UOp(Ops.SINK, dtypes.void, tuple(s for u in mine for s in u.src))
-        stale = standing_on([sources], overwritten.__contains__, lambda u: u.op is Ops.AFTER or u in becomes)
+        stale = standing_on(
+            [sources], lambda u: u in overwritten or has_ended(u), lambda u: u.op is Ops.AFTER or u in becomes
+        )
         now = iter(substitute(sources, stored_on(device, becomes)).src)
         for u in mine:
             src = tuple(next(now) for _ in u.src)
@@ -99,9 +101,9 @@ def _note_sources(values: list[UOp], becomes: dict[UOp, UOp]) -> None:
         for s in toposort((u,), carries):
             known = becomes.get(s, s) if s is not u else u
             if known is not u and (known.op is Ops.BUFFER or s in lazy) and carries(s):
-                found.append(SOURCES.setdefault(known, Sources(known)))
+                found.append(Sources.of(known))
         if found:
-            SOURCES.setdefault(becomes[u], Sources(becomes[u])).add(found)
+            Sources.of(becomes[u]).add(found)
 
 
 def kept_on_the_way(effects: list[UOp], overwritten: set[UOp]) -> list[UOp]:
