@@ -19,6 +19,7 @@ FOLDERS = (
 )
 FILES = (
     *("tensor/code.py", "tensor/dtype.py", "tensor/engine.py", "tensor/environment.py", "tensor/source.py"),
+    "tensor/threads.py",
     *("session.py", "runtime/current.py", "runtime/profile/__init__.py", "runtime/profile/profile.py"),
 )
 KINDS = (".py", ".ll")

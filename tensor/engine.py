@@ -6,7 +6,7 @@ of a worker's: it looks that up in the current Runtime (`runtime/current.py`), s
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from manygrad.tensor import environment as env
@@ -126,6 +126,9 @@ class Engine(Protocol):
 
     def begin_update(self) -> None:
         """An optimiser is about to make a step; the program may end here (LAST_STEP)."""
+
+    def note_written(self, buffers: Iterable[UOp]) -> None:
+        """A replay is about to write to BUFFERs that other values may have been computed from."""
 
     def count_update(self) -> None:
         """An optimiser has made a step."""

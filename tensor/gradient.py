@@ -283,8 +283,8 @@ def _history(u: UOp) -> UOp | None:
     if u in HISTORY and is_overwritten(graph, clock):
         raise RuntimeError(
             f"backward(): a value of shape {u.shape} was computed and then what it was computed from was overwritten "
-            "(an assignment, an optimiser step), so its gradient cannot be had any more; "
-            "call backward() before that, or detach() the value"
+            "(an assignment, an optimiser step, a call of a TinyJit, whose results these are, too), so its gradient "
+            "cannot be had any more; call backward() before that, inside of the TinyJit, or detach() the value"
         )
     return graph
 

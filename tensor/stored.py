@@ -31,6 +31,11 @@ class Sources:
         while dead := {s for s in self.below if s.value() is None}:
             self.below = self.below - dead | {x for s in dead for x in s.below}
 
+    @classmethod
+    def of(cls, u: UOp) -> Sources:
+        """The sources of the value that the node stands for now."""
+        return SOURCES.get(u) or SOURCES.setdefault(u, cls(u))
+
     def __contains__(self, u: UOp) -> bool:
         todo, seen = [*self.below], set(self.below)
         while todo:
@@ -49,6 +54,11 @@ WRITTEN: Table[int] = Table("written")  # when an assignment last wrote here
 SOURCES: Table[Sources] = Table("sources")  # what a gradient does not see, as there is no history
 ORIGIN: Table[UOp] = Table("origin")  # the value that memory is to hold which nothing is stored in yet
 LOST: Table[str] = Table("lost")  # why there is no value: what whoever reads it is told
+
+
+def has_ended(u: UOp) -> bool:
+    """Whether a stored value had a gradient, and has none any more."""
+    return u in HISTORY and HISTORY[u][0] is None
 
 
 def is_overwritten(graph: UOp | None, clock: int) -> bool:

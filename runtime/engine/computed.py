@@ -8,7 +8,7 @@ from manygrad.runtime.engine.linear import capture
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.gradient import carries
 from manygrad.tensor.storage import TRAINED, unrealized
-from manygrad.tensor.stored import HISTORY, ORIGIN, SOURCES, WRITTEN, Sources
+from manygrad.tensor.stored import HISTORY, ORIGIN, SOURCES, WRITTEN, Sources, has_ended
 from manygrad.tensor.tensor import Tensor
 from manygrad.tensor.uop import Ops, UOp, standing_on, toposort
 from manygrad.tensor.uop.rewrite import substitute
@@ -84,7 +84,9 @@ def remember(computed: dict[UOp, UOp], becomes: dict[UOp, UOp], overwritten: set
     for device in dict.fromkeys(becomes[u].device for u in values):
         mine = [u for u in values if becomes[u].device == device]
         sources = UOp(Ops.SINK, dtypes.void, tuple(s for u in mine for s in u.src))
-        stale = standing_on([sources], overwritten.__contains__, lambda u: u.op is Ops.AFTER or u in becomes)
+        stale = standing_on(
+            [sources], lambda u: u in overwritten or has_ended(u), lambda u: u.op is Ops.AFTER or u in becomes
+        )
         now = iter(substitute(sources, stored_on(device, becomes)).src)
         for u in mine:
             src = tuple(next(now) for _ in u.src)
@@ -105,8 +107,8 @@ def _note_sources(values: list[UOp], becomes: dict[UOp, UOp]) -> None:
         found = [below[s] for s in u.src if s in below]
         if u in noted:
             if found:
-                sources = [SOURCES.setdefault(x, Sources(x)) for x in together(found)]
-                SOURCES.setdefault(now, Sources(now)).add(sources)
+                sources = [Sources.of(x) for x in together(found)]
+                Sources.of(now).add(sources)
             below[u] = frozenset((now,))  # (which says what is below it)
         elif now.op is Ops.BUFFER or u in lazy:
             below[u] = together([*found, frozenset((now,))])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from math import prod
 
@@ -39,6 +39,7 @@ from manygrad.tensor.function import refuse_traced
 from manygrad.tensor.lock import locked
 from manygrad.tensor.source import LINE, line_of, mark, user_line
 from manygrad.tensor.storage import LIVE, MEMORY, MOVES, PENDING, Storage
+from manygrad.tensor.stored import WRITTEN
 from manygrad.tensor.tensor import Tensor
 from manygrad.tensor.uop import BufferSpec, Ops, UOp, standing_on, toposort
 from manygrad.tensor.uop.rewrite import substitute
@@ -541,6 +542,12 @@ class RealizeEngine:
 
     def begin_update(self) -> None:
         end_after_last_step()
+
+    @locked
+    def note_written(self, buffers: Iterable[UOp]) -> None:
+        self.clock += 1
+        for u in buffers:
+            WRITTEN[u] = self.clock
 
     def count_update(self) -> None:
         GlobalCounters.updates += 1

@@ -13,7 +13,7 @@ from manygrad.runtime.storage import STORAGE
 from manygrad.tensor.engine import MadeCalls
 from manygrad.tensor.grad_mode import set_grad_enabled
 from manygrad.tensor.storage import LIVE, PENDING, is_stored
-from manygrad.tensor.stored import HISTORY, SOURCES, Sources, is_overwritten
+from manygrad.tensor.stored import HISTORY, is_overwritten
 from manygrad.tensor.tensor import Tensor
 from manygrad.tensor.uop import Ops, UOp, standing_on, toposort
 from manygrad.tensor.uop.rewrite import substitute
@@ -25,17 +25,10 @@ NOTHING, FLOWS, OVERWRITTEN = range(3)  # of a gradient
 class CapturedCalls:
     """A capture of calls."""
 
-    def __init__(
-        self,
-        captured: Captured[list[Tensor]],
-        state: list[Tensor],
-        over: list[int],
-        made_of: list[tuple[int, list[int]]],
-    ) -> None:
+    def __init__(self, captured: Captured[list[Tensor]], state: list[Tensor], over: list[int]) -> None:
         """`state`: tensors that it reads where they lie; `over`: numbers of results that had a gradient, and have
-        none any more; `made_of`: those that never had one, and the inputs, then the state, that they are made of."""
-        self.captured, self.over, self.made_of = captured, over, made_of
-        self.known = [memory(t.uop) for t in state]
+        none any more."""
+        self.captured, self.over = captured, over
         self.state = [(u, STORAGE.get(u)) for u in {memory(t.uop) for t in state}]
         self.nbytes = captured.nbytes
 
@@ -47,11 +40,6 @@ class CapturedCalls:
         _compute(inputs)
         out = self.captured.make(inputs, {})  # (their key says what they are)
         note_over(out, self.over)
-        if self.made_of:
-            nodes = [*(t.uop for t in inputs), *self.known]
-            for n, below in self.made_of:
-                u = memory(out[n].uop)
-                SOURCES[u] = Sources(u, [SOURCES.setdefault(nodes[i], Sources(nodes[i])) for i in below])
         return out
 
 
@@ -78,9 +66,6 @@ def capture_calls(
     recorded.out += [_as(recorded.out[0], u) for u in inner]
     stored += inner.values()
     histories = [history(t.uop) for t in recorded.out]
-    nodes = [*own, *(memory(t.uop) for t in state)]
-    sources = [(n, SOURCES.get(memory(t.uop)) or ()) for n, t in enumerate(recorded.out)]
-    made_of = [(n, found) for n, s in sources if (found := [i for i, u in enumerate(nodes) if u in s])]
     over = [n for n, found in enumerate(histories) if found is OVERWRITTEN]
     given = {i.own.uop: t.uop for i, t in zip(recorded.inputs, inputs)}
     for u, node in given.items():
@@ -95,7 +80,7 @@ def capture_calls(
     replay = None
     if captured is not None:
         captured.following.left = 0
-        replay = CapturedCalls(captured, state, over, made_of)
+        replay = CapturedCalls(captured, state, over)
     made = set() if captured is None else {slot.now.node for slot in captured.results.slots}
     lasts = not over and all(t.uop in made for t in recorded.out)
     lasts = lasts and not any(u.op in (Ops.AFTER, Ops.PARAM) for u in toposort(graphs.values()))

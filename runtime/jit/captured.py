@@ -27,6 +27,7 @@ from manygrad.runtime.jit.memory import address, buffers_of, stored, united, who
 from manygrad.runtime.jit.native_replay import prepared
 from manygrad.runtime.jit.recording import Named, Recorded, overwrites, tensors_of
 from manygrad.runtime.jit.results import Results
+from manygrad.runtime.jit.sources import ResultSources
 from manygrad.tensor.engine import engine
 from manygrad.tensor.environment import DEBUG, JIT, JIT_CHECK
 from manygrad.tensor.guards import Guards
@@ -74,6 +75,8 @@ class Captured(Generic[T]):
         followed = not (bound or recorded.has_computed or self.symbolic or current().communication.endpoint)
         self.following = Following(described(recorded.calls, recorded.there), bool(JIT_CHECK and followed))
         self.overwritten = recorded.overwritten - self.results.buffers
+        self.sources = ResultSources(self.inputs, self.results.slots, recorded.known)
+        self.state = [weakref.ref(u) for u in recorded.known if overwrites(self.overwritten, u)]  # that it writes
         for i in self.inputs:
             i.moves = moves_of(i, self.items, results)
         self.writes = any(i.written for i in self.inputs)  # the function assigns inputs
@@ -118,6 +121,7 @@ class Captured(Generic[T]):
         for i, t in zip(self.inputs, tensors) if self.writes else ():
             if i.written:
                 t.assign(i.own).realize()
+        self.sources.note([memory(t.uop) for t in tensors])
         given = {id(i.own): t for i, t in zip(self.inputs, tensors)}
         return cast(T, self.results.build(given, var_vals))
 
@@ -133,10 +137,13 @@ class Captured(Generic[T]):
         self.results.renew(self)
         self._keep_old_values()
         run_items(self.items, self.vars)
-        return self.result()
+        return self.result(True)
 
-    def result(self) -> T:
-        """What the last replay, of what the one before it read, gives."""
+    def result(self, is_new: bool) -> T:
+        """What the last replay, of what the one before it read, gives. `is_new`: there is something that the sources of
+        the last result do not tell."""
+        if is_new:
+            self.sources.note([ref() for ref in self.last or ()])
         return cast(T, self.results.build({}, {}))
 
     def prepare(self) -> Replay | None:
@@ -165,7 +172,7 @@ class Captured(Generic[T]):
 
     def _keep_old_values(self) -> None:
         """What was made lazily of the state or of a result (`total = total + step(x)`), and is not computed yet,
-        must not see what is written now."""
+        must not see what is written now, nor backward() from what is."""
         made = LIVE.newer(self)
         if not made:
             return
@@ -180,6 +187,7 @@ class Captured(Generic[T]):
                     f"a value of shape {t.shape} could not be computed when a TinyJit overwrote what it reads "
                     f"({type(e).__name__}: {e}), and is lost",
                 )
+        engine().note_written(u for ref in self.state if (u := ref()) is not None)
 
     def _writes(self, b: Buffer) -> bool:
         """Whether the calls write where `b` lies."""

@@ -15,6 +15,7 @@ from manygrad.runtime.jit.memory import buffers_of, stored, whole
 from manygrad.runtime.storage import STORAGE
 from manygrad.tensor.standin import part
 from manygrad.tensor.storage import LIVE, PENDING, TensorSet, assignments, is_stored
+from manygrad.tensor.stored import SOURCES, Sources
 from manygrad.tensor.tensor import Tensor
 from manygrad.tensor.uop import UOp
 from manygrad.tensor.uop.views import memory
@@ -128,6 +129,7 @@ def record(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
             twin = first.get(id(t))
             own = inputs[twin].own if twin is not None else stored(t).clone().realize()
             kind = None if binds(t) else (t.shape, t.dtype, t.device, cut_of(t))
+            SOURCES[own.uop] = Sources.of(memory(t.uop))  # (what is made of the one is made of the other)
             inputs.append(Input(path, signature(t), own, kind, twin))
             first.setdefault(id(t), len(inputs) - 1)
             t.uop = own.uop

@@ -26,6 +26,7 @@ from manygrad.runtime.storage import SPOILED, STORAGE, restore, storage
 from manygrad.tensor.engine import engine
 from manygrad.tensor.grad_mode import enable_grad
 from manygrad.tensor.storage import LIVE, is_stored
+from manygrad.tensor.stored import HISTORY, has_ended
 from manygrad.tensor.tensor import Tensor
 from manygrad.tensor.uop import UOp
 from manygrad.tensor.uop.views import memory, rebased
@@ -98,6 +99,8 @@ class ResultMemory:
                 storage(node)
             else:
                 self._copy_away(node)
+            if has_ended(old.node):
+                HISTORY[node] = HISTORY[old.node]
             self.now = Returned(node, [_as(t, rebased(t.uop, old.node, node)) for t in self._as_made(old)])
         self.spare = old if is_moved else None  # (else the calls write where they did)
         for moves, b in zip(self.moves, self.now.buffers):
@@ -177,13 +180,20 @@ class Results:
         self.build = _builder(out, at, own)
         self.sites = current().faults.sites_of(b for item in items for b in item.buffers)
 
-    def renew(self, mark: object) -> None:
-        """Before a replay. `mark`: as in `TensorSet.newer`; what is made here is not new to it."""
-        was_last = next(reversed(LIVE.keys), None) == id(mark)
+    def end_histories(self) -> None:
+        """No gradient flows back through a replay: from now on backward() from what is given says so."""
+        for node in [s.now.node for s in self.slots if s.now.node in HISTORY]:
+            HISTORY[node] = (None, 0)
+
+    def renew(self, mark: object) -> bool:
+        """Before a replay. `mark`: as in `TensorSet.newer`; what is made here is not new to it. Whether a result will
+        lie elsewhere."""
+        moved, was_last = False, next(reversed(LIVE.keys), None) == id(mark)
         for s in self.slots:
             if not s.is_free():
                 s.leave()
                 s.settle()
+                moved = True
             if s.now.node in SPOILED:  # (the spare one, too, may have been given with a bad index)
                 s.now.restore()
             if s.owners:
@@ -194,6 +204,7 @@ class Results:
         current().faults.note_replay(self.sites, [s.now.node for s in self.slots])
         if was_last:
             LIVE.newer(mark)
+        return moved
 
 
 def _tensors(out: Any) -> list[Tensor]:

@@ -120,11 +120,11 @@ class TinyJit(Generic[T]):
         is_due = captured is not None and captured.following.is_due()
         if again is not None and captured is not None and not kwargs and not is_due:
             with LOCK:
-                captured.results.renew(captured)
+                moved = captured.results.renew(captured)
                 if done := again.call(*args):
                     if done == STOPPED:
                         captured.go_on()
-                    return captured.result()
+                    return captured.result(moved)  # (it looks that no tensor was made since)
         end_after_last_step()
         GlobalCounters.steps += 1
         if not profile.active:
@@ -342,6 +342,7 @@ class TinyJit(Generic[T]):
             return out
         self.captured = Captured(recorded, tensors, constants, numbers, bound, self.donate)
         self.captured.guards = guards
+        self.captured.results.end_histories()
         self._keep(self.captured)
         returned: T = recorded.out
         return returned

@@ -59,10 +59,12 @@ def _left(u: UOp, old: UOp, done: Mapping[UOp, UOp], ctx: set[UOp]) -> None:
 
 
 def _parts(u: UOp) -> tuple[UOp, ...]:
-    """The STOREs of AFTER(t, STORE(t[a:b], x), ...) if they fill the flat `t`, one after the other."""
+    """The STOREs of AFTER(t, STORE(t[a:b], x), ...) if they fill the flat `t`, one after the other, at fixed places."""
     if u.op is not Ops.AFTER or not is_buffer(u.src[0]) or len(u.src) < 3 or len(u.shape) != 1:
         return ()
     ends = [_cut(s, u.src[0]) for s in u.src[1:]]
+    if not all(isinstance(x, int) for e in ends for x in e):
+        return ()
     return u.src[1:] if all(a[1] == b[0] for a, b in zip(((0, 0), *ends), (*ends, (u.shape[0], 0)))) else ()
 
 

@@ -4,10 +4,10 @@
     python -m tests.end_to_end.endings --plan '{"workers": 2, "acts": [["thread", "gather", 0.1]], "end": ["", 0]}'
 
 A run has 1, 2 or 4 workers; tensors are read, computed, saved, replayed and summed over all ranks in the script, in
-threads that outlive it, exit handlers, destructors, daemon threads and forked children; it ends as it does, by
-`sys.exit`, an exception, or a signal. Acts of the rank itself are right, on all ranks; those of children, destructors
-and what lives longer than a rank are right or say why not; no signal ends anybody unasked; no process and no file of
-the run is left.
+threads that outlive it, exit handlers, destructors, daemon threads and forked children, with kernels that are there
+or (`cold`) are yet to be made; it ends as it does, by `sys.exit`, an exception, or a signal. Acts of the rank itself
+are right, on all ranks; those of children, destructors and what lives longer than a rank are right or say why not; no
+signal ends anybody unasked; no process and no file of the run is left.
 """
 
 from __future__ import annotations
@@ -52,19 +52,21 @@ def drawn(random: random.Random) -> dict[str, Any]:
         acts.append((place, what, choice))
     workers = random.choice([1, 2, 2, 2, 4])
     end = random.choice(["", "", "", "exit", "exit", "raise", "code", "kill"])
-    return {"workers": workers, "acts": acts, "end": (end, random.randrange(workers))}
+    plan = {"workers": workers, "acts": acts, "end": (end, random.randrange(workers))}
+    return {**plan, "cold": random.random() < 0.25}
 
 
 def carried_out(plan: dict[str, Any], folder: Path) -> list[str]:
     """What is wrong about a run of `plan`."""
     workers, end = plan["workers"], plan["end"][0]
     run_dir, shared = folder / "run", set(os.listdir("/dev/shm"))
+    cache = {"CACHE_DIR": str(folder / "cache")} if plan.get("cold") else {}
     command = [sys.executable, "-P", "-m", "manygrad.launcher.cli"]
     command += ["--nodes", str(workers), "--run-dir", str(run_dir)] if workers > 1 else []
     process = subprocess.Popen(
         [*command, str(SCRIPT), "--", json.dumps(plan)],
         cwd=folder,
-        env=os.environ | {"COLLECTIVE_TIMEOUT_S": "30", "PYTHONFAULTHANDLER": "1"},
+        env=os.environ | {"COLLECTIVE_TIMEOUT_S": "30", "PYTHONFAULTHANDLER": "1"} | cache,
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -98,8 +98,13 @@ class Value:
         return Value(self.tensor.clip(least, limit), self.array.clip(least, limit))
 
     def exact(self, terms: int, factor: int = 1) -> Value:
-        """So small that the sum of so many times `factor` of it is exact in its type."""
-        return self.up_to(EXACT[self.dtype.name] // (terms * max(1, factor))) if self.dtype.is_float else self
+        """So small that the sum of so many times `factor` of it is exact in its type, or in float32 where not even ones
+        are."""
+        if not self.dtype.is_float:
+            return self
+        terms *= max(1, factor)
+        wide = self if EXACT[self.dtype.name] >= terms else Value(self.tensor.float(), self.array)
+        return wide.up_to(EXACT[wide.dtype.name] // terms)
 
 
 def numbers(rng: np.random.Generator, dtype: str, *shape: int) -> Value:

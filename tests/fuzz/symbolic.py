@@ -87,6 +87,9 @@ ENDS: dict[str, Callable[[Any], Any]] = {
     "weighted": lambda t: (t * (_places(t) + 1)).sum(0),
     "product": lambda t: _clip3(t).T @ _clip3(t),
     "flat": lambda t: t.reshape(-1).sum(),
+    "column": lambda t: _cat([t[:, 0], t[:2, -1]]).sum(),
+    "columns": lambda t: (_cat([t[:, -1], t[:, 0]]) * _cat([t[1:, 0], t[:, 0], t[:1, 0]])).sum(),
+    "flat cat": lambda t: _cat([t.reshape(-1), t[:1].reshape(-1)])[1:].sum(),
     "largest": lambda t: _largest(_cat([_row_of_ones(t), t])),
 }
 

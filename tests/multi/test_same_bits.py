@@ -37,6 +37,7 @@ TABLE, IN, OUT, SQUARE, BIAS, KERNEL = (
     floats(2, 1, 3, 3),
 )
 PLACES, FEW = R.randint(0, 13, 64), R.randint(0, 2, 64)
+WIDE = floats(9, 32)
 
 
 def cut(a: np.ndarray, rows: int, devices: Devices, axis: int = 0) -> Tensor:
@@ -136,6 +137,7 @@ LIMITS: dict[str, Case] = {
     "an inner dim and the cut one": lambda n, d: [cut(Z, n, d, 2).sum((1, 2))],
     "reshaped and stored": lambda n, d: [cut(Z, n, d).reshape(n * 4, 8).contiguous().realize().sum(0)],
     "layer norm, uneven": layer_norm,
+    "linear, of one row on a device": lambda n, d: [cut(Z, n, d).reshape(n, 32).linear(weight(WIDE, d))],
     "cumsum": lambda n, d: [cut(X, n, d).cumsum(0)],
 }
 

@@ -84,6 +84,9 @@ def test_orders_positions_and_joins(n: int) -> None:
     np.testing.assert_array_equal(t.T.repeat(1, 2).sum(1).numpy(), 2 * x.sum(0))
     np.testing.assert_array_equal(Tensor.cat(t, Tensor(X)[:2], t).sum(0).numpy(), 2 * x.sum(0) + X[:2].sum(0))
     assert Tensor.cat(t, Tensor(X)[n:]).sum().item() == X.sum()
+    flat = Tensor.cat(t[:, 0], Tensor(X)[n:, 1])
+    assert flat.sum().item() == x[:, 0].sum() + X[n:, 1].sum()
+    assert Tensor.cat(t[:, 0], Tensor([7.0, 8.0])).sum().item() == x[:, 0].sum() + 15
     np.testing.assert_array_equal(
         (t.flatten() * Tensor.arange(3 * t.shape[0])).sum().numpy(), x.ravel() @ np.arange(3 * n)
     )

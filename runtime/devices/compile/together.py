@@ -20,17 +20,17 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import copy_context
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import partial
+from queue import Queue
+from typing import Any, NamedTuple
 
 from manygrad.runtime.codegen.pipeline import Prepared, prepare
 from manygrad.runtime.devices.base import Kernel, KernelStore
 from manygrad.runtime.devices.compile.compiled import Compiled
 from manygrad.runtime.profile import profile
 from manygrad.tensor.environment import BEAM
+from manygrad.tensor.threads import Threads
 from manygrad.tensor.uop.uop import UOp
-
-if TYPE_CHECKING:
-    from concurrent.futures import Future
 
 Keep = Callable[[UOp, Kernel], None]
 """`(ast, kernel)`: puts it among the loaded kernels."""
@@ -68,15 +68,10 @@ def compile_together(compiled: Compiled[Any], asts: Iterable[UOp], keep: Keep) -
             keep(ast, compiled.load(prepared, ast, code))
     if not missing:
         return
-    from concurrent.futures import ThreadPoolExecutor  # (brings logging along)
-
     others: list[Missing] = []
     made: dict[bytes, bytes] = {}
-    running: list[Future[None]] = []
-    with _switching(SWITCH_S), ThreadPoolExecutor(1, thread_name_prefix="llvm") as llvm:
+    with _switching(SWITCH_S), _behind(AHEAD) as llvm:
         for m in missing:
-            if len(running) == AHEAD:
-                running.pop(0).result()
             claim = store.claim(m.key)
             if claim is None:
                 others.append(m)
@@ -97,11 +92,46 @@ def compile_together(compiled: Compiled[Any], asts: Iterable[UOp], keep: Keep) -
                         time.perf_counter(),
                         {"opts": list(map(repr, m.prepared.opts))},
                     )
-                running.append(llvm.submit(copy_context().run, _build, compiled, keep, m, text, made, claims.pop_all()))
-        for job in running:
-            job.result()
+                llvm(partial(copy_context().run, _build, compiled, keep, m, text, made, claims.pop_all()))
     for m in others:
         keep(m.ast, compiled.load(m.prepared, m.ast, _from_other(compiled, m)))
+
+
+@contextlib.contextmanager
+def _behind(ahead: int) -> Iterator[Callable[[Callable[[], None]], None]]:
+    """A function that has jobs done in a thread, one after the other, while at most `ahead` wait. The first error ends
+    it, here or at the end. Exit handlers and threads that outlive the script compile, too: by then Python does not
+    import concurrent.futures any more, and some versions start no thread, so that jobs are done at once."""
+    jobs: Queue[Callable[[], None] | None] = Queue(ahead)
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        while (job := jobs.get()) is not None:
+            try:
+                job()  # (also after an error: it holds a claim)
+            except BaseException as e:
+                errors.append(e)
+
+    def give(job: Callable[[], None]) -> None:
+        if thread is None:
+            job()
+            return
+        jobs.put(job)
+        if errors:
+            raise errors[0]
+
+    try:
+        thread = Threads().start("manygrad-llvm", work)
+    except RuntimeError:
+        thread = None
+    try:
+        yield give
+    finally:
+        if thread is not None:
+            jobs.put(None)
+            thread.join()
+    if errors:
+        raise errors[0]
 
 
 @contextlib.contextmanager

@@ -94,6 +94,47 @@ def test_a_failure_is_the_callers_and_leaves_no_claim(
     get_device("CPU").compile_all(asts)
 
 
+AT_THE_END = """
+import atexit, sys, threading
+from manygrad import Tensor
+
+x = Tensor([1.0, 2.0, 3.0])
+
+def at_the_end(name, n):
+    y = (x * n).sum().to("CPU:1")
+    print(name, (y * y + n).item())
+
+def outliving():
+    threading.main_thread().join()
+    at_the_end("thread", 2)
+
+threading.Thread(target=outliving).start()
+atexit.register(at_the_end, "exit handler", 3)
+"""
+
+
+def test_threads_and_exit_handlers_that_outlive_the_script_make_kernels(tmp_path: Path) -> None:
+    """By then Python does not import concurrent.futures any more: the first of them were lost with an error."""
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", AT_THE_END],
+        env={**os.environ, "CACHE_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (done.stdout, done.stderr, done.returncode) == ("thread 146.0\nexit handler 327.0\n", "", 0)
+
+
+def test_where_no_thread_starts_kernels_are_made_all_the_same(made: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(self: threading.Thread) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    with monkeypatch.context() as m:
+        m.setattr(threading.Thread, "start", refused)
+        get_device("CPU").compile_all(kernels(3))
+    assert len(made) == 3
+
+
 def test_what_another_has_claimed_comes_from_it(made: list[str]) -> None:
     asts = kernels(4)
     device = get_device("CPU")
