@@ -422,6 +422,7 @@ class Endpoint:
                 into = place[h.offset : h.offset + h.length] if place is not None and fits else None
                 if not link.open(frame, message, into):
                     hub.dropped += 1
+                    hub.ask_again(link)
                     continue
                 self._compare(link.peer, h, key, nbytes, dtype_name)
                 if place is not None or nbytes == 0:
