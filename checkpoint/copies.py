@@ -28,7 +28,7 @@ from manygrad.checkpoint.reader import CheckpointReader
 from manygrad.checkpoint.writer import Snapshot, part_name
 from manygrad.collectives.transport import Endpoint, MessageKey
 from manygrad.collectives.transport.largest import largest
-from manygrad.errors import CollectiveAborted, CollectiveError, PeerLost
+from manygrad.errors import CollectiveAborted, CollectiveError, CollectiveTimeout, PeerLost
 from manygrad.nn.state.safetensors import CODES
 from manygrad.runtime.current import current
 from manygrad.tensor.environment import COLLECTIVE_TIMEOUT_S
@@ -169,7 +169,7 @@ class Copies:
         return lambda: self._share(neighbours, kept, id, snapshot)
 
     def _share(self, neighbours: Neighbours, kept: Kept, id: SnapshotId, snapshot: Snapshot) -> None:
-        """Where it fails, later snapshots of this epoch are on disk alone."""
+        """Where it fails, later snapshots of this epoch are on disk alone. Raises CollectiveTimeout."""
         if self.has_failed:
             return
         try:
@@ -188,6 +188,8 @@ class Copies:
         except (CollectiveError, MemoryError) as e:
             self.has_failed = True
             neighbours.endpoint.close()
+            if isinstance(e, CollectiveTimeout):  # a rank that does not come is waited for once
+                raise
             if not isinstance(e, (CollectiveAborted, PeerLost)):  # (who fails says so)
                 warnings.warn(
                     f"step {snapshot.step} has no copy in the memory of a neighbour: {e}. Until the next restart "
