@@ -62,7 +62,7 @@ class PartFile:
 
 
 @dataclass
-class Kept:
+class KeptSnapshots:
     """What this process has of one folder's snapshots, from one epoch to the next: files by name. `last`: the one that
     was begun last, also where nothing is kept of it."""
 
@@ -70,7 +70,7 @@ class Kept:
     snapshots: dict[SnapshotId, dict[str, PartFile]] = field(default_factory=dict)
 
 
-class Found(NamedTuple):
+class WholeSnapshot(NamedTuple):
     """A snapshot that is whole in the memory of all ranks: who has which of its files. `is_last`: no later one was
     begun."""
 
@@ -140,7 +140,7 @@ class Neighbours:
 
 
 class Copies:
-    """Those of one Checkpointer's snapshots; `folder` is their name in this process."""
+    """The copies of one Checkpointer's snapshots; `folder` is their name in this process."""
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
@@ -154,8 +154,8 @@ class Copies:
         return hooks is not None and hooks.may_go_on and current().world.size > 1
 
     @property
-    def kept(self) -> Kept:
-        return current().kept.setdefault(self.folder, Kept())
+    def kept(self) -> KeptSnapshots:
+        return current().kept.setdefault(self.folder, KeptSnapshots())
 
     def begin(self, snapshot: Snapshot) -> Callable[[], None]:
         """Counts a snapshot; every rank must call it, in its main thread. What it returns does the work."""
@@ -168,7 +168,7 @@ class Copies:
         neighbours, id = self.neighbours, kept.last
         return lambda: self._share(neighbours, kept, id, snapshot)
 
-    def _share(self, neighbours: Neighbours, kept: Kept, id: SnapshotId, snapshot: Snapshot) -> None:
+    def _share(self, neighbours: Neighbours, kept: KeptSnapshots, id: SnapshotId, snapshot: Snapshot) -> None:
         """Where it fails, later snapshots of this epoch are on disk alone. Raises CollectiveTimeout."""
         if self.has_failed:
             return
@@ -199,14 +199,14 @@ class Copies:
 
     # *** resuming ***
 
-    def newest(self) -> Found | None:
+    def newest(self) -> WholeSnapshot | None:
         """The newest snapshot that is whole; every rank must call it."""
         kept = self.kept
         mine = [(id, next(iter(files.values())).about["step"], [*files]) for id, files in kept.snapshots.items()]
         return newest_whole(told_by_all(_endpoint(), [kept.last, mine]))
 
-    def reader(self, found: Found) -> CopiesReader:
-        """Of that snapshot; every rank must call it."""
+    def reader(self, found: WholeSnapshot) -> CopiesReader:
+        """Reads that snapshot; every rank must call it."""
         return CopiesReader(_endpoint(), found, self.kept.snapshots.get(found.id, {}))
 
     def forget(self) -> None:
@@ -214,14 +214,14 @@ class Copies:
         self.kept.snapshots.clear()
 
 
-def newest_whole(told: list[Any]) -> Found | None:
-    """Of what the ranks say: the snapshot begun last, and of each that they have id, step and names of files."""
+def newest_whole(told: list[Any]) -> WholeSnapshot | None:
+    """Chooses from what each rank says: the snapshot begun last; id, step and names of files of each that it has."""
     last = max((SnapshotId(*last) for last, _ in told if last is not None), default=None)
     steps = {SnapshotId(*id): step for _, found in told for id, step, _ in found}
     for id in sorted(steps, reverse=True):
         files = [{n for i, _, names in found if SnapshotId(*i) == id for n in names} for _, found in told]
         if set().union(*files) == {part_name(rank) for rank in range(id.size)}:
-            return Found(id, steps[id], files, id == last)
+            return WholeSnapshot(id, steps[id], files, id == last)
     return None
 
 
@@ -236,7 +236,7 @@ class CopiesReader(CheckpointReader):
     """A snapshot in the memory of the ranks; every rank must make it. What `read` returns has its values after
     `fetch`."""
 
-    def __init__(self, endpoint: Endpoint, found: Found, own: dict[str, PartFile]) -> None:
+    def __init__(self, endpoint: Endpoint, found: WholeSnapshot, own: dict[str, PartFile]) -> None:
         self.endpoint, self.own, self.files = endpoint, own, found.files
         self.folder = f"the snapshot of step {found.step} in memory"
         # of who has a file, the first one gives it to the others

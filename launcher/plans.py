@@ -20,7 +20,7 @@ from .saving import at_step, resumed, saved
 VALUES_A_MESSAGE = 500
 
 
-def hooks_over(channel: Channel, may_go_on: bool) -> Hooks:
+def hooks_over(channel: Channel, may_go_on: bool = False) -> Hooks:
     """The launcher is asked and told over `channel`, in the epoch that it is in now. `may_go_on`: this process may take
     part in another one."""
     here = channel, channel.epoch

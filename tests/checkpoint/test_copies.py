@@ -10,7 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from manygrad.checkpoint.copies import PIECE, CopiesReader, Found, Neighbours, PartFile, SnapshotId, newest_whole
+from manygrad.checkpoint.copies import (
+    PIECE,
+    CopiesReader,
+    Neighbours,
+    PartFile,
+    SnapshotId,
+    WholeSnapshot,
+    newest_whole,
+)
 from manygrad.checkpoint.layout import Bounds, TensorPart
 from manygrad.checkpoint.writer import Snapshot, part_name
 from manygrad.collectives.transport import Endpoint
@@ -93,7 +101,9 @@ def snapshot_file(rank: int) -> PartFile:
 
 def read_all(endpoint: Endpoint, have: list[dict[str, PartFile]]) -> tuple[str, Any, list[np.ndarray]]:
     """Rank r reads its rows of `cut`, and all of the rest."""
-    reader = CopiesReader(endpoint, Found(SnapshotId(0, 1, SIZE), 7, [{*h} for h in have], True), have[endpoint.rank])
+    reader = CopiesReader(
+        endpoint, WholeSnapshot(SnapshotId(0, 1, SIZE), 7, [{*h} for h in have], True), have[endpoint.rank]
+    )
     rows: Bounds = ((2 * endpoint.rank, 2 * endpoint.rank + 2), (0, 4))
     found = [reader.read("cut", rows), reader.read("copied", ((0, SIZE), (0, 5))), reader.read("alone", ())]
     return reader.fetch(), reader.index["state"], found
@@ -132,7 +142,7 @@ def test_the_newest_snapshot_that_is_whole_is_found() -> None:
 
     new = told(None)
     whole = newest_whole([told(4, s4=[0, 2]), new, told(4, s4=[2, 1])])
-    assert whole == Found(
+    assert whole == WholeSnapshot(
         SnapshotId(0, 4, 3), 40, [{part_name(0), part_name(2)}, set(), {part_name(2), part_name(1)}], True
     )
     # the next one was on its way; or rank 2 has begun one that it could not give anybody
