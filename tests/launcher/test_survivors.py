@@ -89,6 +89,24 @@ def test_who_survives_goes_on_in_its_process(name: str, launcher: Launcher, left
     assert left_behind(run.report["job"]) == [] and run.still_there() == []
 
 
+def test_a_lost_process_is_replaced_while_others_end(launcher: Launcher, left_behind: Left) -> None:
+    """Rank 0 takes two seconds for it."""
+    fault = """if world.rank == 1: os.kill(os.getpid(), 9)
+        import atexit
+        atexit.register(lambda: (time.sleep(2), print("ended at", time.time(), flush=True)))"""
+    text = (
+        TRAIN.format(fault=fault, asynchronous=True) + "import psutil\nprint('made at', psutil.Process().create_time())"
+    )
+    run = launcher(
+        text, "--nodes", "2", "--max-restarts", "1", "--grace", "20", "--log-ranks", "all", real_endpoint=True
+    ).wait()
+    assert run.code == 0 and ends(run, 2), (run.out, run.err)
+    ended = re.search(r"ended at (\S+)", (run.run_dir / "rank0.log").read_text())
+    made = re.search(r"made at (\S+)", (run.run_dir / "rank1.log").read_text())
+    assert ended and made and float(made[1]) < float(ended[1]) - 0.5, (ended, made)
+    assert run.report["rejected_messages"] == 0 and left_behind(run.report["job"]) == []
+
+
 def test_who_is_not_needed_any_more_ends_as_others_do(launcher: Launcher, left_behind: Left) -> None:
     """What the process has registered for its end is done."""
     text = "from manygrad import Tensor\nTensor([1.0]).numpy()\nraise ValueError"
