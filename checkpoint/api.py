@@ -62,7 +62,9 @@ def taken(state: Any, step: int) -> Snapshot:
             raise TypeError(f"save: {name} is {dtype.name}, which safetensors files do not have; cast it first")
         codes[name] = NAMES[dtype]
     parts = snapshot(tensors, copies)
-    return Snapshot(step, tree, {n: (codes[n], tuple(t.shape), *parts[n]) for n, t in tensors.items()})
+    return Snapshot(
+        current().world.rank, step, tree, {n: (codes[n], tuple(t.shape), *parts[n]) for n, t in tensors.items()}
+    )
 
 
 def load(folder: Folder, state: Any) -> Any:

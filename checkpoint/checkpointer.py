@@ -6,17 +6,20 @@ import atexit
 import os
 import warnings
 import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
 
 from manygrad.checkpoint.api import Folder, attempt, placed, read, taken
+from manygrad.checkpoint.copies import Copies
 from manygrad.checkpoint.reader import CheckpointReader, Saved, committed
 from manygrad.checkpoint.replicas import check_replicas
 from manygrad.checkpoint.store import location
 from manygrad.checkpoint.tree import put
-from manygrad.checkpoint.writer import Attempt, Snapshot
-from manygrad.errors import CheckpointError, Preempted
+from manygrad.errors import CheckpointError, Preempted, ReplicasDiffer
 from manygrad.runtime.agreement.agreement import values_may_differ
 from manygrad.runtime.current import current
 from manygrad.tensor.ops.random import get_rng_state, set_rng_state
@@ -44,17 +47,21 @@ class Checkpointer:
     `state`: a dict of what `checkpoint.save` takes. `asynchronous`: `step` returns when the state is copied in memory;
     a thread writes it. The next save waits for it, an error of it is raised at the next call, and the process ends
     after it. `check_every`: every so many steps, and before the step is saved, `check_replicas` compares the state's
-    bits over all ranks. `on_error`: "raise" a CheckpointError where a save fails, or "warn" of it and go on. `folder`
-    None: nothing is saved and every run begins at step 0.
+    bits over all ranks. `memory_every`: where the launcher restarts workers, a copy of the state is kept in their
+    memory (`copies.py`) at every save, and also every so many steps; 0: never. `on_error`: "raise" a CheckpointError
+    where a save fails, or "warn" of it and go on. `folder` None: nothing is saved and every run begins at step 0.
     """
 
     def __init__(self, folder: Folder | None, state: dict[str, Any], *, every: int = 100, keep: int | None = 3,
                  asynchronous: bool = False, on_error: Literal["raise", "warn"] = "raise",
-                 timeout_s: float | None = None, check_every: int | None = None):  # fmt: skip
+                 timeout_s: float | None = None, check_every: int | None = None,
+                 memory_every: int | None = None):  # fmt: skip
         if any(n is not None and n < 1 for n in (every, keep, check_every)):
             raise ValueError(
                 f"Checkpointer: every, keep and check_every are at least 1, not {every}, {keep} and {check_every}"
             )
+        if memory_every is not None and memory_every < 0:
+            raise ValueError(f"Checkpointer: memory_every is a number of steps, or 0 for no copies, not {memory_every}")
         if on_error not in ("raise", "warn"):
             raise ValueError(f'Checkpointer: on_error is "raise" or "warn", not {on_error!r}')
         if not isinstance(state, dict) or RNG in state:
@@ -64,7 +71,8 @@ class Checkpointer:
         self.folder = None if folder is None else location(folder)
         self.state, self.every, self.keep = state, every, keep
         self.asynchronous, self.on_error, self.timeout_s = asynchronous, on_error, timeout_s
-        self.check_every = check_every
+        self.check_every, self.memory_every = check_every, memory_every
+        self._copies = Copies(self.folder or "")
         self._threads = Threads()
         self._thread: ScopedThread | None = None
         self._error: CheckpointError | None = None
@@ -78,13 +86,21 @@ class Checkpointer:
         """`step` steps are done: saves if it is time. Every rank must call it. Where the launcher or a worker got
         SIGTERM, saves, and ends the script by `Preempted`."""
         if self.check_every is not None and step % self.check_every == 0:
-            check_replicas(self.state, step)
+            try:
+                check_replicas(self.state, step)
+            except ReplicasDiffer:  # (so may what was copied since the last comparison)
+                with suppress(CheckpointError):
+                    self.finish()
+                self._copies.forget()
+                raise
         if self.folder is None:
             return
         hooks = current().communication.hooks
         ends = hooks is not None and hooks.at_step(step)
         if ends or step % self.every == 0:
             self.save(step)
+        elif self.memory_every and step % self.memory_every == 0:
+            self._save(step, on_disk=False)
         if ends:
             self.finish()
             what = "is saved" if self._saved == step else "could not be saved"
@@ -92,28 +108,36 @@ class Checkpointer:
 
     def save(self, step: int) -> None:
         """Saves now. Every rank must call it."""
-        if self.folder is None:
+        self._save(step, on_disk=True)
+
+    def _save(self, step: int, on_disk: bool) -> None:
+        """In memory first: a checkpoint on disk is never newer than the last whole copy, unless there is none of it."""
+        in_memory = self.memory_every != 0 and self._copies.are_kept
+        if self.folder is None or not (on_disk or in_memory):
             return
         self.finish()
         try:
             snapshot = taken({**self.state, RNG: _RandomState()}, step)
-            to = attempt(self.folder, self.keep, self.timeout_s)
-            if not self.asynchronous:
-                to.write(snapshot)
-                self._committed(step)
-                return
-            self._thread = self._threads.start("manygrad-checkpoint", self._write, to, snapshot)
+            work: list[Callable[[], object]] = [self._copies.begin(snapshot)] if in_memory else []
+            if on_disk:
+                to = attempt(self.folder, self.keep, self.timeout_s)
+                work += [partial(to.write, snapshot), partial(self._committed, step)]
+            if self.asynchronous:
+                self._thread = self._threads.start("manygrad-checkpoint", self._do, work)
+            else:
+                for part in work:
+                    part()
         except CheckpointError as e:
             self._failed(e)
 
-    def _write(self, to: Attempt, snapshot: Snapshot) -> None:
+    def _do(self, work: list[Callable[[], object]]) -> None:
         try:
-            to.write(snapshot)
-            self._committed(snapshot.step)
+            for part in work:
+                part()
         except CheckpointError as e:
             self._error = e
         except Exception as e:
-            self._error = CheckpointError(f"saving into {to.folder} failed: {type(e).__name__}: {e}")
+            self._error = CheckpointError(f"saving into {self.folder} failed: {type(e).__name__}: {e}")
             self._error.__cause__ = e
 
     def _committed(self, step: int) -> None:
@@ -146,18 +170,42 @@ class Checkpointer:
     # *** resuming ***
 
     def resume(self) -> int:
-        """Loads the newest checkpoint that is whole, and returns how many steps it had done; 0 where there is none.
-        Every rank must call it. A damaged one is warned of, and the one before it taken. CheckpointError where all are
-        damaged: a run that begins anew would remove them in time."""
+        """Loads the newest checkpoint that is whole, and returns how many steps it had done; 0 where there is none. It
+        comes from the workers' memory where they have it. Every rank must call it. A damaged one is warned of, and the
+        one before it taken. CheckpointError where all are damaged: a run that begins anew would remove them in time."""
         if self.folder is None:
             return 0
-        step = self._resume()
+        self.finish()
+        step = self._from_memory()
+        step = self._from_disk() if step is None else step
         if (hooks := current().communication.hooks) is not None:
             hooks.resumed(step)
+        if step:
+            self._save(step, on_disk=False)  # (new workers have no copies, nor have their neighbours)
         return step
 
-    def _resume(self) -> int:
-        self.finish()
+    def _from_memory(self) -> int | None:
+        """None where nothing is there, or not the newest."""
+        if not self._copies.are_kept or self.memory_every == 0 or (found := self._copies.newest()) is None:
+            return None
+        if not found.is_last and (saved := self.newest()) is not None and saved.step > found.step:
+            return None
+        reader = self._copies.reader(found)
+        state = {**self.state, RNG: _RandomState()}
+        loaded = read(reader, state)
+        why = reader.fetch()
+        if sum_over_ranks(bool(why)):
+            warnings.warn(f"{why or f'{reader.folder} is damaged'}. A checkpoint on disk is taken", stacklevel=3)
+            return None
+        self._put(state, loaded)
+        return found.step
+
+    def _put(self, state: dict[str, Any], loaded: Any) -> None:
+        put(state, placed(loaded))
+        self.state.update({k: v for k, v in state.items() if k != RNG})
+
+    def _from_disk(self) -> int:
+        self._copies.forget()
         state = {**self.state, RNG: _RandomState()}
         before: Saved | None = None
         damaged: list[str] = []
@@ -169,11 +217,10 @@ class Checkpointer:
                 why = str(e)
             others = sum_over_ranks(bool(why))
             if not others:
-                put(state, placed(loaded))
-                self.state.update({k: v for k, v in state.items() if k != RNG})
+                self._put(state, loaded)
                 return saved.step
             damaged.append(why or f"{saved.path} cannot be read by {others} other ranks")
-            warnings.warn(f"{damaged[-1]}. The checkpoint before it is taken", stacklevel=2)
+            warnings.warn(f"{damaged[-1]}. The checkpoint before it is taken", stacklevel=3)
             before = saved
         if damaged:
             raise CheckpointError(

@@ -18,7 +18,7 @@ from manygrad.checkpoint.disk_errors import errors_of
 from manygrad.checkpoint.index import NAME, encode, merged, read_index
 from manygrad.checkpoint.reader import Saved, committed
 from manygrad.checkpoint.store import RemoteStore, remote_store
-from manygrad.checkpoint.writer import Attempt, Snapshot, part_file, to_be_removed
+from manygrad.checkpoint.writer import Attempt, Snapshot, part_name, to_be_removed
 from manygrad.errors import CheckpointError, OtherRankFailed
 
 DONE = "committed"
@@ -36,8 +36,8 @@ class RemoteAttempt(Attempt):
             with errors_of("saving", at):
                 self._clear_remote(store)
                 store.make_folder(at)
-                data, about = part_file(self.rank, snapshot)
-                store.write(f"{at}/part-{self.rank:05d}.safetensors", data)
+                data, about = snapshot.part_file
+                store.write(f"{at}/{part_name(self.rank)}", data)
                 store.write(f"{at}/part-{self.rank:05d}.json", [memoryview(json.dumps(about).encode())])
                 return self._commit_remote(store, at, snapshot) if self.rank == 0 else self._wait_until_done(store, at)
         except OtherRankFailed:

@@ -21,6 +21,7 @@ import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, BinaryIO
 from zlib import crc32
 
@@ -42,9 +43,41 @@ _ATTEMPT = re.compile(r"step-\d+\.(.+)\.(\d+)\.tmp")
 class Snapshot:
     """What a rank will write: of each tensor code of its type, shape, parts, and arrays of the rank's own parts."""
 
+    rank: int
     step: int
     state: Any
     tensors: dict[str, tuple[str, tuple[int, ...], list[TensorPart], list[np.ndarray]]]
+
+    @cached_property
+    def part_file(self) -> tuple[list[memoryview], dict[str, Any]]:
+        """The bytes of the file that the rank writes, and its description: {"files": ..., "tensors": ...} as in the
+        index."""
+        file = part_name(self.rank)
+        header: dict[str, Any] = {"__metadata__": {"step": str(self.step), "rank": str(self.rank)}}
+        arrays: list[np.ndarray] = []
+        tensors: dict[str, Any] = {}
+        offset = 0
+        for name, (code, shape, parts, own) in self.tensors.items():
+            boxes = [p.box for p in parts if p.owner == self.rank]
+            about = tensors[name] = {"dtype": code, "shape": list(shape), "parts": []}
+            for box, array in zip(boxes, own):
+                start, dims = [a for a, _ in box], [b - a for a, b in box]
+                whole = tuple(dims) == tuple(shape)
+                key = name if whole else f"{name}[{', '.join(f'{a}:{b}' for a, b in box)}]"
+                header[key] = {"dtype": code, "shape": dims, "data_offsets": [offset, offset + array.nbytes]}
+                about["parts"].append({"start": start, "shape": dims, "file": file, "offset": offset})
+                arrays.append(array)
+                offset += array.nbytes
+        text = json.dumps(header).encode()
+        text += b" " * (-len(text) % 8)
+        head = struct.pack("<Q", len(text)) + text
+        written = iter(arrays)
+        for about in tensors.values():
+            for part in about["parts"]:
+                part["offset"] += len(head)
+                part["crc32"] = checksums(_bytes(next(written)))
+        files = {file: {"nbytes": len(head) + offset, "header": len(head), "crc32": crc32(head)}}
+        return [memoryview(head), *map(_bytes, arrays)], {"files": files, "tensors": tensors}
 
 
 @dataclass(frozen=True)
@@ -105,8 +138,8 @@ class Attempt:
     # *** parts ***
 
     def _write_parts(self, at: str, snapshot: Snapshot) -> None:
-        data, about = part_file(self.rank, snapshot)
-        with open(os.path.join(at, f"part-{self.rank:05d}.safetensors"), "wb", buffering=0) as f:
+        data, about = snapshot.part_file
+        with open(os.path.join(at, part_name(self.rank)), "wb", buffering=0) as f:
             for part in data:
                 _write_all(f, part)
             os.fsync(f.fileno())
@@ -184,34 +217,8 @@ class Attempt:
             look_s = min(look_s * 1.5, LONGEST_LOOK_S)
 
 
-def part_file(rank: int, snapshot: Snapshot) -> tuple[list[memoryview], dict[str, Any]]:
-    """The bytes of the file that a rank writes, and its description: {"files": ..., "tensors": ...} as in the index."""
-    file = f"part-{rank:05d}.safetensors"
-    header: dict[str, Any] = {"__metadata__": {"step": str(snapshot.step), "rank": str(rank)}}
-    arrays: list[np.ndarray] = []
-    tensors: dict[str, Any] = {}
-    offset = 0
-    for name, (code, shape, parts, own) in snapshot.tensors.items():
-        boxes = [p.box for p in parts if p.owner == rank]
-        about = tensors[name] = {"dtype": code, "shape": list(shape), "parts": []}
-        for box, array in zip(boxes, own):
-            start, dims = [a for a, _ in box], [b - a for a, b in box]
-            whole = tuple(dims) == tuple(shape)
-            key = name if whole else f"{name}[{', '.join(f'{a}:{b}' for a, b in box)}]"
-            header[key] = {"dtype": code, "shape": dims, "data_offsets": [offset, offset + array.nbytes]}
-            about["parts"].append({"start": start, "shape": dims, "file": file, "offset": offset})
-            arrays.append(array)
-            offset += array.nbytes
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    head = struct.pack("<Q", len(text)) + text
-    written = iter(arrays)
-    for about in tensors.values():
-        for part in about["parts"]:
-            part["offset"] += len(head)
-            part["crc32"] = checksums(_bytes(next(written)))
-    files = {file: {"nbytes": len(head) + offset, "header": len(head), "crc32": crc32(head)}}
-    return [memoryview(head), *map(_bytes, arrays)], {"files": files, "tensors": tensors}
+def part_name(rank: int) -> str:
+    return f"part-{rank:05d}.safetensors"
 
 
 def prune(folder: str, keep: int) -> None:

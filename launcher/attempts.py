@@ -134,6 +134,7 @@ class Attempts:
             at_s=run.began - began,
             took_s=now - run.began,
             running_s=run.after(c.run.running_at) or None,
+            joined_s=run.after(c.run.joined_at) or None,
             step=max(steps, default=None),
             saved=max(saved, default=None),
             root=c.root,

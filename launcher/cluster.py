@@ -60,6 +60,7 @@ class Cluster:
     _results: dict[int, bytes] = field(default_factory=dict)
     # ranks whose supervisor runs, or did; of one on this host (descriptor, pid), until it ends
     _supervised: dict[int, tuple[int, int] | None] = field(default_factory=dict)
+    early: set[int] = field(default_factory=set)  # ranks whose processes of the next attempt are started already
     _without_agents: set[int] = field(default_factory=set)  # ranks that are supervised, but whose agents are gone
     _without_ray: bool = False  # this process starts the supervisors itself
     _stopping: bool = False
@@ -309,11 +310,20 @@ class Cluster:
 
     # ---- another attempt
 
+    def replace(self, rank: int, spec: dict[str, Any], payload: bytes) -> None:
+        """Have the process that takes a rank's place in the next attempt start now: its supervisor of this one was told
+        to end. Only on this machine; elsewhere agents have to end first."""
+        if self.started_ray:
+            self._let_go([rank])
+            self._without_ray = True
+            self.early.add(rank)
+            self.run({rank: spec}, payload)
+
     def keeps(self, ready: Container[int]) -> bool:
         """Whether the places stay for another attempt, in which the processes of `ready` ranks go on: those of the
         others, which have been told to end, have, and their agents can start new ones. Where a ready rank's agent is
         gone, so is its node for Ray, and another one is looked for, as for a run that has fewer than it wants."""
-        ended = [r for r in range(len(self.places)) if r not in ready]
+        ended = [r for r in range(len(self.places)) if r not in ready and r not in self.early]
         self._let_go(ended)
         if self.started_ray:
             self._without_ray = True
@@ -334,6 +344,7 @@ class Cluster:
         as a start may take. Raises `Infeasible`; or returns no places, where it is to `give_up`.
         """
         self._let_go(range(len(self.places)))
+        self.early.clear()
         self._news, self._results, self._without_agents = queue.SimpleQueue(), {}, set()
         if self.started_ray:
             self._without_ray = True

@@ -19,6 +19,7 @@ from manygrad.errors import ProtocolError, UsageError
 from .link import HEAD, Clock, Conversation
 from .messages import MAX_MESSAGE, Event, parse
 
+EARLY = 1000  # messages of the next epoch are kept; later ones come again
 ZAP_ADDRESS = "inproc://zeromq.zap.01"
 
 
@@ -37,6 +38,8 @@ class ControlServer:
         self.context = zmq.Context()
         self.keys = list[dict[str, str]]()
         self.conversations: dict[tuple[str, int], Conversation] = {}
+        self.begun = list[list[Any]]()  # those of them whose epoch has begun
+        self.early: list[list[Any]] = []  # messages of the next epoch, from processes that were started for it
         self.hold = False  # take no notice of the agents' numbered messages: they stop reading their workers' output
         self.router: zmq.Socket[bytes] = self.context.socket(zmq.ROUTER)
         for option, value in (
@@ -87,12 +90,15 @@ class ControlServer:
         ready = dict(self.poller.poll(max(1, int(timeout_s * 1000))))
         while self.zap in ready and self.zap.poll(0):
             self._admit(self.zap)
-        now = self.clock()
+        now, of_the_next = self.clock(), HEAD.pack(self.epoch + 1, 0, 0)[:4]
         for _ in range(256):
             try:
-                frames = self.router.recv_multipart(zmq.NOBLOCK, copy=False)
+                frames = self.begun.pop(0) if self.begun else self.router.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 break
+            if frames[1].bytes.startswith(of_the_next) and len(self.early) < EARLY:
+                self.early.append(frames)
+                continue
             try:
                 event = self._event(frames, now)
             except (ProtocolError, ValueError, LookupError):
@@ -125,6 +131,7 @@ class ControlServer:
         if epoch <= self.epoch:
             raise ValueError(f"epoch {epoch} cannot follow epoch {self.epoch}")
         self.epoch = epoch
+        self.begun, self.early = self.early, []
         for (role, rank), conversation in self.conversations.items():
             if role == "worker" or rank in started:
                 conversation.enter(epoch)

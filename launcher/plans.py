@@ -20,8 +20,9 @@ from .saving import at_step, resumed, saved
 VALUES_A_MESSAGE = 500
 
 
-def hooks_over(channel: Channel) -> Hooks:
-    """The launcher is asked and told over `channel`, in the epoch that it is in now."""
+def hooks_over(channel: Channel, may_go_on: bool = False) -> Hooks:
+    """The launcher is asked and told over `channel`, in the epoch that it is in now. `may_go_on`: this process may take
+    part in another one."""
     here = channel, channel.epoch
     return Hooks(
         partial(check_plan, *here),
@@ -30,6 +31,7 @@ def hooks_over(channel: Channel) -> Hooks:
         partial(resumed, *here),
         partial(saved, *here),
         lambda: here[1].abort_reason is not None,
+        may_go_on,
     )
 
 

@@ -24,8 +24,8 @@ REPEATS, REPEATS_OUTSIDE = 2, 3  # so many times the same fault without progress
 @dataclass(frozen=True)
 class AttemptStory:
     """One attempt: `at_s` is seconds since the run began, `took_s` its length; `step` is the last one that any rank
-    told of, `saved` that of the last checkpoint that it committed; `running_s`: from its beginning until all ranks
-    ran; `kept`: processes that were there from the one before."""
+    told of, `saved` that of the last checkpoint that it committed; `joined_s` and `running_s`: from its beginning until
+    all processes were there, and until all ranks ran; `kept`: processes that were there from the one before."""
 
     epoch: int
     nodes: int
@@ -36,6 +36,7 @@ class AttemptStory:
     saved: int | None
     root: Failure | None
     kept: int = 0
+    joined_s: float | None = None
 
     @property
     def fault(self) -> tuple[str, str, str]:
@@ -69,6 +70,7 @@ class AttemptStory:
             "kept": self.kept,
             "at_s": round(self.at_s, 3),
             "took_s": round(self.took_s, 3),
+            "joined_s": self.joined_s,
             "running_s": self.running_s,
             "step": self.step,
             "saved": self.saved,

@@ -23,7 +23,7 @@ from .interrupts import Signals
 from .janitor import MARK, START_MARK
 from .job import Job
 from .logs import Console, RankLogs, Terminal
-from .messages import AgentLost, Event, Exited, Failed, Interrupt, Output, Spawned, Stacks, Tick
+from .messages import AgentLost, Closed, Event, Exited, Failed, Interrupt, Output, Spawned, Stacks, Tick
 from .places import Place
 from .ranks import Rank, State
 from .spec import WorkerSpec
@@ -92,8 +92,9 @@ class Run:
         """Until every process has ended, or is ready for another epoch, or all time for it is up."""
         job, c = self.job, self.controller
         self._announce()
-        starts = [r.rank for r in c.ranks if r.state is State.WAITING]
-        self.cluster.run({rank: asdict(self._spec(rank)) for rank in starts}, job.payload)
+        starts = [r.rank for r in c.ranks if r.state is State.WAITING and r.rank not in self.cluster.early]
+        self.cluster.early.clear()
+        self.cluster.run({rank: asdict(self._spec(rank, self.server.epoch)) for rank in starts}, job.payload)
         try:
             self._loop()
             self.server.send("agent", [r.rank for r in c.ranks if r.state is not State.READY], "stop")
@@ -134,8 +135,8 @@ class Run:
     def _say(self, text: str) -> None:
         self.around.say(text)
 
-    def _spec(self, rank: int) -> WorkerSpec:
-        """All that an agent and its worker need to know."""
+    def _spec(self, rank: int, epoch: int) -> WorkerSpec:
+        """All that an agent and its worker need to know, which is started in that epoch."""
         job, place = self.job, self.places[rank]
         local = self.cluster.started_ray
         user_set = [n for n in SHARES if n in os.environ]
@@ -156,7 +157,7 @@ class Run:
             env["MANYGRAD_PLAIN_LINKS"] = "1"
         env |= {
             MARK: job.id,
-            START_MARK: f"{self.server.epoch}.{rank}",
+            START_MARK: f"{epoch}.{rank}",
             "RANK": str(rank),
             "WORLD_SIZE": str(self.size),
             "LOCAL_RANK": str(place.local_rank),
@@ -172,7 +173,7 @@ class Run:
             local_size=place.local_size,
             devices_per_node=job.devices_per_node,
             job=job.id,
-            epoch=self.server.epoch,
+            epoch=epoch,
             control=self.server.address,
             curve=self.server.curve(rank),
             bind_host=place.ip,
@@ -225,8 +226,20 @@ class Run:
                     if isinstance(instruction, Done):
                         return
                     self._do(instruction)
+                if isinstance(event, Closed):
+                    self._replace(self.controller.ranks[event.rank])
             self._print(self.console.tick(real))
             self.logs.flush()
+
+    def _replace(self, lost: Rank) -> None:
+        """Start the process that takes the place of a lost one in the next attempt, while others end this one. If there
+        is none, or they do not survive, it goes with the rest."""
+        root, others = self.controller.root, [r for r in self.controller.ranks if r.state is not State.EXITED]
+        if root is None or root.kind in ("interrupt", "timeout") or self.controller.run.preemption.by_launcher:
+            return
+        if self.job.max_restarts and others and lost.closed:
+            self.server.send("agent", [lost.rank], "stop")
+            self.cluster.replace(lost.rank, asdict(self._spec(lost.rank, self.server.epoch + 1)), self.job.payload)
 
     def _lost(self) -> list[AgentLost]:
         """Supervisors that are gone; until they are all there, Ray's end is theirs."""

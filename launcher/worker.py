@@ -50,7 +50,6 @@ def main() -> int:
     # Ray starts processes with it blocked; ignored it stays, until the script has a handler (`Channel.takes_interrupt`)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
     from manygrad.runtime.current import current
-    from manygrad.tensor.environment import FAILED_STEPS
 
     from .channel import Channel
     from .link import Clock
@@ -58,8 +57,7 @@ def main() -> int:
 
     clock, threads = Clock(spec.clock_rate), current().threads
     channel = Channel(spec.control, spec.rank, spec.curve, spec.silent_s, clock, threads, spec.epoch)
-    # (a step that failed keeps what it has read)
-    before = ProcessState(spec.agent_pid) if spec.restarts and not FAILED_STEPS.value else None
+    before = ProcessState(spec.agent_pid) if may_go_on(spec) else None
     # registered first, it is called last: threads and handlers that the script leaves to its end belong to the run
     atexit.register(finish, spec, channel)
     os.register_at_fork(after_in_child=lambda: become_child(channel))
@@ -75,6 +73,14 @@ def main() -> int:
         if not channel.next_epoch():
             return code
         spec = replace(spec, epoch=channel.epoch.number)
+
+
+def may_go_on(spec: WorkerSpec) -> bool:
+    """Whether this process may run the script again in another epoch; not where a step that failed keeps what it has
+    read."""
+    from manygrad.tensor.environment import FAILED_STEPS
+
+    return spec.restarts and not FAILED_STEPS.value
 
 
 def attempt(spec: WorkerSpec, payload: bytes, channel: Any) -> int:
@@ -173,7 +179,7 @@ def join(spec: WorkerSpec, channel: Any) -> None:
     channel.wait(lambda: bool(epoch.cards), spec.start_timeout_s, "all ranks to start")
     endpoint.connect(epoch.cards, deadline_s=spec.start_timeout_s)
     os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = epoch.master[0], str(epoch.master[1])
-    runtime.enter(me, endpoint, hooks_over(channel))
+    runtime.enter(me, endpoint, hooks_over(channel, may_go_on(spec)))
     channel.entered, channel.steps = lambda: runtime.communication.entered, steps_taken
 
 

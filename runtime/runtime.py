@@ -22,7 +22,7 @@ from __future__ import annotations
 import gc
 import os
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from manygrad.multi.world import Membership, World
 from manygrad.runtime.current import install
@@ -87,6 +87,8 @@ class Runtime:
     epoch: Epoch = field(init=False)
     # those of the process: under the launcher that of the control channel, whose end is the end of all
     threads: Threads = field(default_factory=Threads)
+    # of snapshots, by the folder of their checkpoints: what outlives an epoch (`checkpoint/copies.py`)
+    kept: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.epoch = Epoch(self.world.membership)

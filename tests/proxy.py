@@ -7,10 +7,12 @@ import socket
 import struct
 import threading
 
+DATA_NBYTES = 4096  # more at once is no handshake
+
 
 class Proxy(threading.Thread):
     """Stands before the listener at `tcp://host:port`; `cut()` resets every connection, as `tcpkill` does;
-    `stop()` takes no more, either."""
+    `flip(bit)` turns a bit over of the next data that passes; `stop()` takes no more, either."""
 
     def __init__(self, target: str):
         super().__init__(daemon=True)
@@ -20,6 +22,8 @@ class Proxy(threading.Thread):
         self.address = f"tcp://127.0.0.1:{self.listener.getsockname()[1]}"
         self.pairs: dict[socket.socket, socket.socket] = {}
         self.ended = self.cutting = False
+        self.flipping = -1
+        self.flipped = 0
         self.start()
 
     def run(self) -> None:
@@ -37,10 +41,13 @@ class Proxy(threading.Thread):
                     self.pairs |= {inner: outer, outer: inner}
                 elif s in self.pairs:
                     try:
-                        data = s.recv(1 << 16)
+                        data = bytearray(s.recv(1 << 16))
+                        if self.flipping >= 0 and len(data) > DATA_NBYTES:
+                            data[self.flipping // 8 % len(data)] ^= 1 << self.flipping % 8
+                            self.flipping, self.flipped = -1, self.flipped + 1
                         self.pairs[s].sendall(data)
                     except OSError:
-                        data = b""
+                        data = bytearray()
                     if not data:
                         self._close(s)
         for s in list(self.pairs):
@@ -55,6 +62,9 @@ class Proxy(threading.Thread):
 
     def cut(self) -> None:
         self.cutting = True
+
+    def flip(self, bit: int) -> None:
+        self.flipping = bit
 
     def stop(self) -> None:
         self.ended = True

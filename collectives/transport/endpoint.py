@@ -17,7 +17,7 @@ from __future__ import annotations
 import ctypes
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from threading import Lock, RLock
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -38,6 +38,7 @@ from manygrad.tensor.environment import TRANSPORT
 
 SPINS = 1500  # about 30 µs, only where every worker of the host has a core
 CLOSE_S = 2.0
+BESIDE_NBYTES = 64 << 20  # of the arena of an endpoint beside another, through which it stages what it sends
 # That one collective sends before those before it are finished. All together send at most twice as much, which is less
 # than is granted unasked
 AHEAD_NBYTES = WINDOW // 4
@@ -128,6 +129,7 @@ class Endpoint:
         self.why_closed = "this endpoint is closed"
         self._lock = RLock()  # held by whoever communicates
         self._ending = Lock()  # between abort and close
+        self._beside: list[Endpoint] = []
         self._outstanding: dict[tuple[int, int], Ticket] = {}  # what is not settled, by peer and number
         # what a wait does when it is woken; it may send
         self.meanwhile: Callable[[], None] = _nothing
@@ -155,24 +157,32 @@ class Endpoint:
             "arena_nbytes": self.arena.nbytes,
         }
 
-    def connect(self, cards: Sequence[dict[str, Any]], deadline_s: float = 30.0) -> None:
-        """Finds a route to every peer: shared memory where both sides can map each other, else ZeroMQ.
+    def beside(self) -> Endpoint:
+        """Another endpoint of this rank, to be connected, for a thread that communicates beside what this one does. It
+        is aborted and closed with this one."""
+        self._beside.append(Endpoint(self.rank, self.size, self.job, self.epoch, self._hub.host, BESIDE_NBYTES))
+        return self._beside[-1]
+
+    def connect(
+        self, cards: Sequence[dict[str, Any]], deadline_s: float = 30.0, peers: Collection[int] | None = None
+    ) -> None:
+        """Finds a route to every peer: shared memory where both sides can map each other, else ZeroMQ. `peers`: to
+        these alone, and their links are not measured.
 
         Raises `TransportError` where TRANSPORT forces what cannot be, `CollectiveTimeout` naming the peers not reached.
         """
         with self._lock:
-            self._connect(cards, deadline_s)
-            link = measure(self)
+            self._connect(cards, deadline_s, [r for r in peers or range(self.size) if r != self.rank])
+            link = measure(self) if peers is None else None
             self.link = link
             self.piece_nbytes = 0 if link is None else link.piece_nbytes
             self.traffic = Counts()
 
-    def _connect(self, cards: Sequence[dict[str, Any]], deadline_s: float) -> None:
+    def _connect(self, cards: Sequence[dict[str, Any]], deadline_s: float, peers: Collection[int]) -> None:
         if len(cards) != self.size:
             raise ValueError(f"connect needs {self.size} cards, one a rank, got {len(cards)}")
         if TRANSPORT.value not in ("", "shm", "zmq"):
             raise ValueError(f"TRANSPORT={TRANSPORT.value!r} is unknown; use shm or zmq, or leave it empty")
-        peers = [r for r in range(self.size) if r != self.rank]
         self._hub.admit(cards)
         attached: dict[int, shm.ShmLink] = {}
         for r in peers:
@@ -207,8 +217,9 @@ class Endpoint:
                         waiting.discard(r)
                 elif not eager or (link.hello_in and link.hello_back):
                     waiting.discard(r)
-                if link.lost() and r in over_tcp:
-                    raise PeerLost(rank=self.rank, peer=r, waited_for="the first hello", evidence=link.lost())
+                lost = (attached[r] if r in attached else link).lost()
+                if r in waiting and lost:
+                    raise PeerLost(rank=self.rank, peer=r, waited_for="the first hello", evidence=lost)
             if waiting:
                 self._waits.raise_aborted()
                 if time.monotonic() > end:
@@ -411,6 +422,7 @@ class Endpoint:
                 into = place[h.offset : h.offset + h.length] if place is not None and fits else None
                 if not link.open(frame, message, into):
                     hub.dropped += 1
+                    hub.ask_again(link)
                     continue
                 self._compare(link.peer, h, key, nbytes, dtype_name)
                 if place is not None or nbytes == 0:
@@ -507,6 +519,8 @@ class Endpoint:
         the first wins."""
         with self._ending:
             self.arena.has_failed = True
+            for other in self._beside:
+                other.abort(reason)
             self._waits.abort(reason)
             if not self._closed:
                 self._mailbox.wake()
@@ -515,6 +529,8 @@ class Endpoint:
     def close(self, why: str = "") -> None:
         """Lets what was sent arrive (2 s at most, and not after an abort), then gives up all sockets; the arena stays
         for what lies in it. From now on who communicates gets `NoRank`, which says `why`."""
+        for other in self._beside:
+            other.close(why)
         if not self._lock.acquire(timeout=0.01):  # another thread is waiting: end its wait first
             self.abort("this endpoint is being closed")
             self._lock.acquire()
@@ -535,6 +551,8 @@ class Endpoint:
     def leave_to_parent(self, why: str) -> None:
         """In a forked child: all this is its parent's. From now on who communicates here gets `NoRank`, which says
         `why`, and nothing that is written here is seen by others."""
+        for other in self._beside:
+            other.leave_to_parent(why)
         self._lock._at_fork_reinit()  # type: ignore[attr-defined]  # (a thread that held it is not in the child)
         self._end(why)
         self.arena.keep_apart()

@@ -82,6 +82,7 @@ class ZmqLink:
         self.asking = set[int]()  # numbers of messages that are waited for
         self.heard = 0  # counts what came from the peer
         self.forged = 0  # frames in its name that did not open
+        self.refused = 0  # frames that were asked for again, as they were not as the peer sends them
         self.repeated = 0  # frames that had come before
         self.hellos = set[int]()  # sockets on which the peer has said hello
         self.hello_in = self.hello_back = False

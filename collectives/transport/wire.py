@@ -3,7 +3,7 @@
 | field | bytes | meaning |
 |---|---|---|
 | magic, version | 4 + 2 | `MGRD`, 1 |
-| kind | 2 | DATA, HELLO, ACK, GRANT |
+| kind | 2 | DATA, HELLO, ACK, GRANT, AGAIN |
 | job, epoch | 8 + 4 | which run, which generation of its world; others are dropped |
 | source | 4 | sending rank |
 | plan, sequence, chunk | 8 + 8 + 4 | what the receiver must be waiting for: `MessageKey` |
@@ -26,8 +26,8 @@ from manygrad.errors import WireError
 from manygrad.tensor.dtype import dtypes
 
 MAGIC, VERSION = b"MGRD", 1
-DATA, HELLO, ACK, GRANT = 1, 2, 3, 4
-KINDS = {DATA: "data", HELLO: "hello", ACK: "ack", GRANT: "grant"}
+DATA, HELLO, ACK, GRANT, AGAIN = 1, 2, 3, 4, 5
+KINDS = {DATA: "data", HELLO: "hello", ACK: "ack", GRANT: "grant", AGAIN: "again"}
 MAX_TOTAL = 1 << 46  # bytes of one message; anything larger is a corrupted header
 MAX_RANK = 1 << 20
 LAYOUT = struct.Struct("<4sHHQIIQQIB3xQQQQ")

@@ -16,7 +16,8 @@ socket is CURVE with the keys of the cards, and frames on data sockets are seale
 (`seal.py`), unless the links are plain (MANYGRAD_PLAIN_LINKS). A data socket, and on loopback the control socket, is
 let in by PLAIN, where a password costs nothing per message, each sender having its own (`password`). A message counts
 as the rank's that its connection has proved to be. A sealed frame is opened when its message is asked for: into its
-place, and never twice.
+place, and never twice. One that does not open was changed on its way, or made up: the sender is asked for all again
+that has not arrived, up to REFUSED times.
 Nothing is unpickled.
 
 A connection that breaks is made anew by ZeroMQ. What it has swallowed is sent again: when a data socket is back, every
@@ -61,6 +62,7 @@ CHUNK = 2 << 20  # a frame's payload; a quarter of it costs a third more process
 SENDING, RECEIVING = 1, 2  # the I/O threads of data sockets, as ZeroMQ's affinity has them: both ways at the same time
 HIGH_WATER = 8  # frames
 LOOK_EVERY = 4  # while frames come in a row, only every so often at anything else
+REFUSED = 100  # frames in a peer's name, after which it is lost
 OWED = 8  # messages that have come whole, until the sender is told in the middle of a stream
 OWED_NBYTES = COPIES_NBYTES // 4  # likewise
 SHARED_NBYTES = 4 << 10  # from here on ZeroMQ reads memory where it lies; what is shorter it copies as fast
@@ -264,6 +266,15 @@ class ZmqHub:
             if link.session.owed:
                 self._reply(link, wire.ACK)
 
+    def ask_again(self, link: ZmqLink) -> None:
+        """A sealed frame in the peer's name was refused."""
+        link.refused += 1
+        if link.refused > REFUSED:
+            evidence = f"{link.refused} frames in its name did not open: something between the hosts changes them"
+            link.connections.lose(evidence)
+        else:
+            self._reply(link, wire.AGAIN)
+
     # --- sending
 
     def send(self, link: ZmqLink, header: wire.Header, addr: int, copy: bool) -> None:
@@ -349,8 +360,8 @@ class ZmqHub:
         socket.send(payload, 0, not isinstance(payload, zmq.Frame))
 
     def _is_back(self, link: ZmqLink, socket: int) -> None:
-        """The connection was made anew: says hello, and has all frames sent again
-        that the old one may have swallowed."""
+        """The connection was made anew, or the peer has refused a frame: says hello, and has all frames sent again
+        that may not have arrived."""
         self._greet(link, socket)
         waiting = {(item.header.number, offset) for item, offset in link.again}
         for item in link.session.kept.values():
@@ -455,8 +466,11 @@ class ZmqHub:
             for parts in _received(s, 2 * HIGH_WATER, known):
                 if not self.lively or self.lively[-1] is not s:
                     self.lively.append(s)
-                if not self.take(parts[0].get("User-Id"), [p.buffer for p in parts]):
+                user = parts[0].get("User-Id")
+                if not self.take(user, [p.buffer for p in parts]):
                     self.dropped += 1
+                    if self.sealed and (link := self.links.get(int(user))) is not None:
+                        self.ask_again(link)
         return bool(self.lively)
 
     def take(self, user: str, parts: Sequence[Any]) -> bool:
@@ -499,6 +513,8 @@ class ZmqHub:
             link.heard += 1
             link.granted = max(link.granted, h.plan)
             link.hello_back |= h.kind == wire.HELLO
+            for number in range(1, len(link.sockets)) if h.kind == wire.AGAIN else ():
+                self._is_back(link, number)
             for item in arrived:  # (what is still on its way there is dropped)
                 link.kept_nbytes -= item.kept_nbytes
                 if item.copy is not None:

@@ -37,6 +37,8 @@ class Hooks(NamedTuple):
     saved: Callable[[int], None] = lambda step: None
     # whether the run has failed, in this rank or another one
     has_failed: Callable[[], bool] = lambda: False
+    # whether this process may go on in another epoch
+    may_go_on: bool = False
 
 
 class Beside(Protocol):

@@ -63,15 +63,18 @@ class Fault:
 
 @dataclass(frozen=True)
 class Plan:
-    """One run: so many workers, and what happens to them. `transport`: that between the workers."""
+    """One run: so many workers, and what happens to them. `transport`: that between the workers; `memory_every`: as the
+    Checkpointer takes it."""
 
     nodes: int
     transport: str
     asynchronous: bool
     faults: tuple[Fault, ...]
+    memory_every: int | None = None
 
     def __str__(self) -> str:
         how = f"{self.nodes} nodes, {self.transport or 'shm'}{', asynchronous' * self.asynchronous}"
+        how += "" if self.memory_every is None else f", memory_every={self.memory_every}"
         return "; ".join([how, *map(str, self.faults)])
 
 
@@ -92,7 +95,8 @@ def draw(seed: int) -> Plan:
         rank = 0 if moment == "commit" else chance.randrange(nodes)
         inside = moment in ("compile", "collective") or (chance.random() < 0.3 and act not in ("raise", "full"))
         faults.append(Fault(act, moment, epoch, rank, step, chance.uniform(0.0, 0.3) if inside else 0.0))
-    return Plan(nodes, chance.choice(("", "", "zmq")), chance.random() < 0.5, tuple(faults))
+    how = chance.choice(("", "", "zmq")), chance.random() < 0.5
+    return Plan(nodes, *how, tuple(faults), chance.choice((None, 0, 1)))
 
 
 class Injector:
@@ -197,4 +201,4 @@ class Injector:
 
 
 def write(plan: Plan, path: Path) -> None:
-    path.write_text(json.dumps({"faults": [asdict(f) for f in plan.faults]}))
+    path.write_text(json.dumps({"faults": [asdict(f) for f in plan.faults], "memory_every": plan.memory_every}))

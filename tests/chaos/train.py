@@ -42,7 +42,14 @@ def main() -> None:
 
     state = {"model": model, "optimizer": optimizer, "loader": loader}
     checkpoints = Checkpointer(
-        folder, state, every=EVERY, keep=3, asynchronous="asynchronous" in options, on_error="warn", timeout_s=20
+        folder,
+        state,
+        every=EVERY,
+        keep=3,
+        asynchronous="asynchronous" in options,
+        on_error="warn",
+        timeout_s=20,
+        memory_every=json.loads(Path(plan).read_text())["memory_every"],
     )
     done = checkpoints.resume()
     atexit.register(injector.at, "exit")

@@ -22,7 +22,7 @@ WHOLE = np.arange(SIZE * 2 * 4, dtype=np.float32).reshape(SIZE * 2, 4)
 def snapshot(rank: int, rows: int = 2 * SIZE) -> Snapshot:
     """Each rank has two rows."""
     parts = [TensorPart(((2 * r, 2 * r + 2), (0, 4)), r) for r in range(SIZE)]
-    return Snapshot(7, {"tensor": "w"}, {"w": ("F32", (rows, 4), parts, [WHOLE[2 * rank : 2 * rank + 2].copy()])})
+    return Snapshot(rank, 7, {"tensor": "w"}, {"w": ("F32", (rows, 4), parts, [WHOLE[2 * rank : 2 * rank + 2].copy()])})
 
 
 def attempt(folder: Path, rank: int, number: int = 0, timeout_s: float = 30.0) -> Attempt:
@@ -91,5 +91,5 @@ def test_ranks_with_other_states_make_no_checkpoint(tmp_path: Path) -> None:
 def test_what_a_dead_run_has_left_is_cleared(tmp_path: Path) -> None:
     os.makedirs(tmp_path / "step-00000009.other.4.tmp" / "x")
     os.makedirs(tmp_path / "step-00000009.job.3.tmp")
-    Attempt(str(tmp_path), 0, 1, "job", 4, None, 1.0).write(Snapshot(1, {"value": 1}, {}))
+    Attempt(str(tmp_path), 0, 1, "job", 4, None, 1.0).write(Snapshot(0, 1, {"value": 1}, {}))
     assert [p.name for p in tmp_path.iterdir()] == ["step-00000001"]

@@ -33,7 +33,9 @@ def whole(step: int) -> np.ndarray:
 def snapshot(rank: int, step: int) -> Snapshot:
     """Each rank has a row."""
     parts = [TensorPart(((r, r + 1), (0, 3)), r) for r in range(SIZE)]
-    return Snapshot(step, {"tensor": "w"}, {"w": ("F32", (SIZE, 3), parts, [whole(step)[rank : rank + 1].copy()])})
+    return Snapshot(
+        rank, step, {"tensor": "w"}, {"w": ("F32", (SIZE, 3), parts, [whole(step)[rank : rank + 1].copy()])}
+    )
 
 
 class Killer:

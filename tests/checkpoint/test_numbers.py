@@ -38,7 +38,7 @@ for name, p in model.state_dict().items():
     p.shard_(world.devices, 0 if name == "0.weight" else None)
 optimizer = nn.optim.AdamW(model.parameters(), lr=0.01)
 folder, flipped = Path(out).parent / "checkpoints", Path(out).parent / "flipped"
-checkpoints = Checkpointer(folder, {"model": model, "optimizer": optimizer}, every=3, check_every=3)
+checkpoints = Checkpointer(folder, {"model": model, "optimizer": optimizer}, every=3, check_every=3, memory_every=1)
 begun = checkpoints.resume() if how == "restart" else 0
 own = Tensor(np.full(4, float(world.rank), np.float32)) if how == "own" else Tensor.ones(4)
 error = ""

@@ -240,9 +240,8 @@ def test_without_fsspec_and_without_a_driver(monkeypatch: pytest.MonkeyPatch) ->
 def snapshot(rank: int, size: int) -> Snapshot:
     """Each rank has a row of `w`."""
     parts = [TensorPart(((r, r + 1), (0, 4)), r) for r in range(size)]
-    return Snapshot(
-        5, {"dict": [["w", {"array": "w"}]]}, {"w": ("F32", (size, 4), parts, [np.full((1, 4), rank, "<f4")])}
-    )
+    state = {"dict": [["w", {"array": "w"}]]}
+    return Snapshot(rank, 5, state, {"w": ("F32", (size, 4), parts, [np.full((1, 4), rank, "<f4")])})
 
 
 def together(url: str, size: int, broken: int = -1) -> list[str]:

@@ -119,6 +119,37 @@ def test_connections_are_cut_again_and_again(pair: tuple[list[Endpoint], list[Pr
         assert not link.forged and (link.opener is not None) == e._hub.sealed
 
 
+@pytest.mark.parametrize("pair", [True], ids=["sealed"], indirect=True)
+def test_bits_that_turn_over_on_the_way_are_sent_again(pair: tuple[list[Endpoint], list[Proxy]]) -> None:
+    """In heads, payloads, tags and what ZeroMQ has around them."""
+    ends, proxies = pair
+    failures, ended = list[BaseException](), list[int]()
+    threads = [threading.Thread(target=talk, args=(e, 3, 240, failures, ended)) for e in ends]
+    rng = random.Random(3)
+    for t in threads:
+        t.start()
+    while any(t.is_alive() for t in threads):
+        time.sleep(rng.uniform(0.01, 0.1))
+        rng.choice(proxies).flip(rng.randrange(1 << 19))
+    assert not failures, failures
+    assert sum(p.flipped for p in proxies) > 3 and sum(e._hub.links[1 - e.rank].refused for e in ends) > 0
+
+
+@pytest.mark.parametrize("pair", [True], ids=["sealed"], indirect=True)
+def test_a_link_that_changes_all_frames_is_named(
+    pair: tuple[list[Endpoint], list[Proxy]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends, _ = pair
+    monkeypatch.setattr(ends[0]._hub.links[1].opener, "open", lambda *frame: False)
+    data = np.ones(100_000, np.uint8)
+    ends[1].send(0, MessageKey(1, 0, 0), data.ctypes.data, data.nbytes)
+    going_on = threading.Thread(target=lambda: [ends[1]._hub.progress(0.01) for _ in range(500)])
+    going_on.start()
+    with pytest.raises(PeerLost, match="frames in its name did not open: something between the hosts changes them"):
+        ends[0].receive(1, MessageKey(1, 0, 0), data.nbytes)
+    going_on.join()
+
+
 def test_memory_of_others_is_not_read_after_the_call(pair: tuple[list[Endpoint], list[Proxy]]) -> None:
     """Also where nothing can be handed to ZeroMQ yet: whoever called may have lost it by an error."""
     ends, _ = pair

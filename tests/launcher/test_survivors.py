@@ -89,6 +89,24 @@ def test_who_survives_goes_on_in_its_process(name: str, launcher: Launcher, left
     assert left_behind(run.report["job"]) == [] and run.still_there() == []
 
 
+def test_a_lost_process_is_replaced_while_others_end(launcher: Launcher, left_behind: Left) -> None:
+    """Rank 0 takes two seconds for it."""
+    fault = """if world.rank == 1: os.kill(os.getpid(), 9)
+        import atexit
+        atexit.register(lambda: (time.sleep(2), print("ended at", time.time(), flush=True)))"""
+    text = (
+        TRAIN.format(fault=fault, asynchronous=True) + "import psutil\nprint('made at', psutil.Process().create_time())"
+    )
+    run = launcher(
+        text, "--nodes", "2", "--max-restarts", "1", "--grace", "20", "--log-ranks", "all", real_endpoint=True
+    ).wait()
+    assert run.code == 0 and ends(run, 2), (run.out, run.err)
+    ended = re.search(r"ended at (\S+)", (run.run_dir / "rank0.log").read_text())
+    made = re.search(r"made at (\S+)", (run.run_dir / "rank1.log").read_text())
+    assert ended and made and float(made[1]) < float(ended[1]) - 0.5, (ended, made)
+    assert run.report["rejected_messages"] == 0 and left_behind(run.report["job"]) == []
+
+
 def test_who_is_not_needed_any_more_ends_as_others_do(launcher: Launcher, left_behind: Left) -> None:
     """What the process has registered for its end is done."""
     text = "from manygrad import Tensor\nTensor([1.0]).numpy()\nraise ValueError"
@@ -99,14 +117,14 @@ def test_who_is_not_needed_any_more_ends_as_others_do(launcher: Launcher, left_b
 
 
 def test_a_save_that_waits_for_a_dead_rank_holds_nobody_up(launcher: Launcher) -> None:
-    """A thread writes it; rank 1 is killed before it has written its part."""
+    """A thread writes it; rank 1 is killed before it has written its part, and after its neighbour has a copy."""
     fault = "if world.rank == 1: checkpoints.finish(); os.fsync = lambda fd: os.kill(os.getpid(), 9)"
     text = TRAIN.format(fault=fault, asynchronous=True)
     run = launcher(text, "--nodes", "2", "--max-restarts", "1", "--log-ranks", "all", real_endpoint=True).wait()
     assert run.code == 0 and ends(run, 2), (run.out, run.err)
     first, second = processes(run.out)
     assert first[0] == second[0] and first[1] != second[1], run.err
-    assert {at for *_, at in BEGUN.findall(run.out)} == {"0", "4"}
+    assert {at for *_, at in BEGUN.findall(run.out)} == {"0", "5"}
 
 
 # changes all that it can, and looks in the second epoch whether something of it is there
