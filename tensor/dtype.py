@@ -73,12 +73,11 @@ class DType:
         return (1 << (self.itemsize * 8)) - 1 if self.kind == "u" else (1 << (self.itemsize * 8 - 1)) - 1
 
     def array(self, values: np.ndarray) -> np.ndarray:
-        """A NumPy array in this type; what is too large is infinite, and for `float8_e4m3fn`, which has no infinity,
-        its largest number, as everywhere here."""
+        """A NumPy array in this type; what is too large for `float8_e4m3fn`, which has no infinity, becomes its
+        largest number, as everywhere here."""
         if self.name == "float8_e4m3fn" and values.dtype != self.np:
             values = np.clip(values, -448, 448)
-        with np.errstate(over="ignore"):
-            return values.astype(self.np)
+        return values.astype(self.np)
 
     def fits(self, value: Any) -> Any:
         """A number that a user gives for this type; ValueError for an integer that it does not hold. (Of unsigned types

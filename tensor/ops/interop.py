@@ -317,7 +317,7 @@ def to_array(data: Any, dtype: DType | None) -> np.ndarray:
             for extreme in (array.min(), array.max()):
                 (dtype or dtypes.int64).fits(int(extreme))
         if dtype is None and (array.dtype == np.float64 or array.size == 0):
-            array = dtypes.float32.array(array)
+            array = array.astype(np.float32)
     else:
         try:
             array = np.asarray(memoryview(data))

@@ -62,6 +62,7 @@ class Context:
 class EmulatedStream:
     context: Context
     waiting: list[Callable[[], None]] = field(default_factory=list)
+    hangs: bool = False  # nothing in it ends any more
 
 
 @dataclass(eq=False)
@@ -117,7 +118,6 @@ class Emulated:
         self.counts = dict.fromkeys(("kernels", "graphs", "copies"), 0)
         self.broken: CUresult | None = None
         self.tells = True  # a test wants to know what the fault is; a driver does not say
-        self.hangs = False  # nothing in a stream ends any more
         self.pinned: dict[int, Any] = {}  # by address
         self.kept: list[Any] = []
         self.lock = threading.RLock()
@@ -191,7 +191,7 @@ class Emulated:
     def get_on(self, stream: EmulatedStream | None, is_ready: Callable[[], bool]) -> tuple[Any, ...]:
         """Whoever asks sees that the work before has happened, unless a kernel does not end."""
         with self.lock:
-            if stream is not None and not self.hangs and not is_ready():
+            if stream is not None and not stream.hangs and not is_ready():
                 self.finish(stream)
             return (self.broken or (OK if is_ready() else CUresult.CUDA_ERROR_NOT_READY),)
 

@@ -25,10 +25,9 @@ SIZES = [1, 5, SMALL_BYTES, SMALL_BYTES + 1, PIECE_BYTES, PIECE_BYTES + 3, (PIEC
 @pytest.fixture
 def stream() -> Iterator[CUDAStream]:
     get_device("CUDA:1")
-    made = Tensor.ones(2, device="CUDA:1").contiguous().realize()
-    found = made.uop and get_device("CUDA:1").allocator.alloc(4).stream
+    found = get_device("CUDA:1").alloc(4).stream
     yield found
-    emulator().hangs, found.stuck = False, ""
+    found.handle.hangs, found.stuck = False, ""
     found.finish()
 
 
@@ -48,9 +47,9 @@ def test_what_is_copied_to_a_gpu_may_change_at_once() -> None:
 @emulated
 def test_a_copy_to_a_gpu_does_not_wait_for_what_runs_there(stream: CUDAStream) -> None:
     busy = Tensor(np.ones(9, np.float32)).to("CUDA:1").realize()
-    emulator().hangs = True
+    stream.handle.hangs = True
     more = [Tensor(np.full(9, i, np.float32)).to("CUDA:1").realize() for i in range(PIECES - 1)]
-    emulator().hangs = False
+    stream.handle.hangs = False
     assert busy.tolist() == [1.0] * 9 and [t.tolist()[0] for t in more] == [*range(PIECES - 1)]
 
 
@@ -58,7 +57,7 @@ def test_a_copy_to_a_gpu_does_not_wait_for_what_runs_there(stream: CUDAStream) -
 def test_a_kernel_that_does_not_end_is_an_error(stream: CUDAStream) -> None:
     x = Tensor(np.ones(9, np.float32)).to("CUDA:1").realize()
     (x + 1).realize()
-    emulator().hangs = True
+    stream.handle.hangs = True
     with Context(KERNEL_TIMEOUT_S=0.2):
         y, began = (x * 3).realize(), time.monotonic()
         with pytest.raises(CUDAError, match=r"CUDA:1: the GPU has not got on for 0.2 s .*last .* is e_9"):
