@@ -1,6 +1,7 @@
 """own_rows: on a device of thousands of threads a kernel that stores in order is cut by rows of what it stores to.
 
-Precondition: items, each kernel a SINK. Postcondition: the same stores, to each address in the same order.
+Precondition: items, each kernel a SINK. Postcondition: the same stores, to each address in the same order. A kernel
+that adds up what it stores stays as it is: each part would do so.
 
 Such a kernel (the gradient of an embedding) goes over all its rows one after the other, as two of them may be for one
 place; only what lies side by side in a row can have threads of its own. Here each thread goes over all of them, and
@@ -18,6 +19,7 @@ from math import prod
 from manygrad.schedule.facts.buffers import nbytes_of
 from manygrad.schedule.facts.devices import is_wide
 from manygrad.schedule.facts.items import Item
+from manygrad.schedule.facts.nodes import reductions
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop import Ops, UOp
 from manygrad.tensor.uop import symbolic as sym
@@ -35,8 +37,8 @@ def own_rows(items: list[Item]) -> list[Item]:
 
 
 def _of_kernel(item: Item) -> Item:
-    if len(item.what.src) != 1 or (store := item.what.src[0]).arg is None:
-        return item
+    if len(item.what.src) != 1 or (store := item.what.src[0]).arg is None or reductions(item.what):
+        return item  # (each part would make the sums again)
     loops = store.src[2:]
     if any(r.src[0].op is not Ops.CONST for r in loops):
         return item

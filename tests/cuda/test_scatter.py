@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from manygrad import Tensor, nn
+from manygrad import GlobalCounters, Tensor, nn
 from manygrad.runtime.codegen.opts import Parallel
 from manygrad.runtime.devices import get_device
 from tests.cuda.install import emulated
@@ -50,6 +50,23 @@ def test_rows_are_stored_to_in_order(name: str, columns: int, rows: int) -> None
         for device in ("CPU", "CUDA:0")
     ]
     np.testing.assert_array_equal(*found)
+
+
+@emulated
+def test_sums_that_are_scattered_are_made_once() -> None:
+    """Each part would make them again."""
+    shapes = (70, 16), (40, 16), (9, 10, 40)
+    table, w, g = (Tensor(RNG.standard_normal(s).astype(np.float32), device="CUDA:0").realize() for s in shapes)
+    at = RNG.integers(0, 70, (9, 10))
+    table.requires_grad_()
+    out = nn.functional.embedding(Tensor(at, device="CUDA:0").realize(), table).matmul(w.T)
+    before = GlobalCounters.global_ops
+    got = (out * g).sum().gradient(table)[0].numpy()
+    once = 2 * 90 * 16 * 40
+    assert once <= GlobalCounters.global_ops - before < 4 * once
+    want = np.zeros((70, 16), np.float32)
+    np.add.at(want, at.ravel(), (g.numpy() @ w.numpy()).reshape(90, 16))
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
 
 
 @emulated
