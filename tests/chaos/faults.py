@@ -90,6 +90,8 @@ def draw(seed: int) -> Plan:
             moment = "checkpoint"
         if act == "raise" and moment == "collective":
             moment = "step"  # (an exception of another thread is none of the script's)
+        if act == "stuck" and moment == "exit":
+            moment = "step"  # (what a script leaves to its end may take as long as it likes)
         step = chance.randrange(1, STEPS // EVERY) * EVERY if moment in ("checkpoint", "commit") else 0
         step = step or chance.randrange(1, STEPS)
         rank = 0 if moment == "commit" else chance.randrange(nodes)
