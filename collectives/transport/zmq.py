@@ -33,9 +33,7 @@ All sockets are used under one lock by the thread that waits; there is no thread
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import heapq
-import hmac
 import ipaddress
 import os
 import secrets
@@ -53,6 +51,7 @@ from manygrad.collectives.transport import wire
 from manygrad.collectives.transport.blocks import Blocks
 from manygrad.collectives.transport.link import COPIES_NBYTES, WINDOW, Frame, Outgoing, ZmqLink
 from manygrad.collectives.transport.seal import COUNTER, TAG_NBYTES, Opener, Sealer, key_of
+from manygrad.collectives.transport.zap import Allowed, answer_zap, password
 from manygrad.errors import WireError
 from manygrad.native.memory import bytes_at, keep_freed
 from manygrad.tensor.environment import MANYGRAD_PLAIN_LINKS
@@ -105,8 +104,7 @@ class ZmqHub:
         self.context.set(zmq.MAX_SOCKETS, max(1023, size * _SOCKETS + 64))
         self.token = secrets.token_bytes(16)
         self.links: dict[int, ZmqLink] = {}
-        # (mechanism, CURVE key or password), and whose they are
-        self.allowed: dict[tuple[bytes, bytes], int] | None = None
+        self.allowed: Allowed | None = None
         self.dropped = self.in_a_row = 0
         self.blocks = Blocks()
         self.public, self.secret = zmq.curve_keypair()
@@ -402,7 +400,7 @@ class ZmqHub:
         if self.wake_fd in events:
             os.eventfd_read(self.wake_fd)
         if self.seldom_fd in events:
-            self._authenticate()
+            answer_zap(self.zap, self.allowed)
             for link in self.links.values():
                 for socket, monitor in enumerate(link.monitors):
                     self._watch(link, socket, monitor)
@@ -538,22 +536,6 @@ class ZmqHub:
             else:
                 link.connections.broke(socket)
 
-    def _authenticate(self) -> None:
-        """ZAP requests (RFC 27): a key or a password of this run passes, as the rank whose it is."""
-        while self.allowed is not None:
-            try:
-                version, request, _domain, _address, _identity, mechanism, *credentials = self.zap.recv_multipart(
-                    zmq.NOBLOCK
-                )
-            except zmq.Again:
-                return
-            rank = self.allowed.get((mechanism, credentials[-1] if credentials else b""))
-            if rank is not None:
-                status = [b"200", b"OK", b"%d" % rank, b""]
-            else:
-                status = [b"400", b"key not of this run", b"", b""]
-            self.zap.send_multipart([version, request, *status])
-
     # --- ending
 
     def wake(self) -> None:
@@ -572,12 +554,6 @@ class ZmqHub:
         self.blocks.clear()
         self.seldom.close()
         os.close(self.wake_fd)
-
-
-def password(token: bytes, source: int, target: int) -> bytes:
-    """Password that rank `source` shows rank `target`, whose secret is `token`;
-    whoever takes `target`'s place learns nothing else by it."""
-    return hmac.digest(token, b"%d to %d" % (source, target), hashlib.sha256).hex().encode()
 
 
 def _received(s: Any, most: int = 1 << 30, known: bool = False) -> Iterator[list[Any]]:

@@ -13,7 +13,8 @@ import pytest
 import zmq
 
 from manygrad.collectives.transport import Endpoint, MessageKey, wire
-from manygrad.collectives.transport.zmq import _IDENTITY, password
+from manygrad.collectives.transport.zap import password
+from manygrad.collectives.transport.zmq import _IDENTITY
 from manygrad.tensor.environment import Context
 from tests.collectives.oracle import view
 
