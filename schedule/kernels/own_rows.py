@@ -66,10 +66,10 @@ def _of_kernel(item: Item) -> Item:
 
 def _row(offset: UOp) -> tuple[UOp | None, int]:
     """The one position of an offset that is data, and how far apart its rows are: further than the rest reaches."""
-    terms, _ = sym.linear(offset)
+    terms, begin = sym.linear(offset)
     data = [(u, step) for u, step in terms.items() if u.op is not Ops.RANGE]
     inside = sum(abs(step) * (r.src[0].arg - 1) for r, step in terms.items() if r.op is Ops.RANGE)
-    if len(data) != 1 or data[0][1] <= inside:
+    if len(data) != 1 or data[0][1] <= inside or begin < 0:  # (rows are counted from the target's first on)
         return None, 0
     return data[0]
 

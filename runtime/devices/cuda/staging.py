@@ -25,9 +25,9 @@ class PinnedPiece:
 
     def __init__(self, gpu: Gpu, nbytes: int) -> None:
         own = gpu.enter()
-        self.gpu, self.nbytes, self.what = gpu, nbytes, f"{nbytes} bytes of pinned memory of the host"
-        self.address = int(checked(own.cuMemHostAlloc(nbytes, 0), self.what))
-        self.event = checked(own.cuEventCreate(own.CUevent_flags.CU_EVENT_DISABLE_TIMING), self.what)
+        self.gpu, what = gpu, f"{nbytes} bytes of pinned memory of the host"
+        self.address = int(checked(own.cuMemHostAlloc(nbytes, 0), what))
+        self.event = checked(own.cuEventCreate(own.CUevent_flags.CU_EVENT_DISABLE_TIMING), what)
 
     def __del__(self, ended: Callable[[], bool] = sys.is_finalizing) -> None:
         if hasattr(self, "event") and not ended():

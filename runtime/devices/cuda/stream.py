@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -30,6 +31,7 @@ class CUDAStream:
         self._unmarked = 0  # kernels since the last mark
         self._marks: deque[Any] = deque()  # events that had not happened when they were looked at last
         self._spare: list[Any] = []
+        self._lock = threading.RLock()  # of the marks: several threads may wait
 
     def finish(self) -> None:
         """Waits for all that was started. Raises CUDAError where the GPU does not get on for KERNEL_TIMEOUT_S."""
@@ -65,21 +67,24 @@ class CUDAStream:
         self._unmarked += kernels
         if self._unmarked < MARK_EVERY:
             return
-        self._unmarked = 0
-        self._gets_on()
         own = self.gpu.enter()
-        event = self._spare.pop() if self._spare else None
-        if event is None:
-            event = checked(own.cuEventCreate(own.CUevent_flags.CU_EVENT_DISABLE_TIMING), self.name)
-        checked(own.cuEventRecord(event, self.handle), self.name)
-        self._marks.append(event)
+        with self._lock:
+            self._unmarked = 0
+            self._gets_on()
+            event = self._spare.pop() if self._spare else None
+            if event is None:
+                event = checked(own.cuEventCreate(own.CUevent_flags.CU_EVENT_DISABLE_TIMING), self.name)
+            checked(own.cuEventRecord(event, self.handle), self.name)
+            self._marks.append(event)
 
     def _gets_on(self) -> bool:
         """Whether a mark has been passed since the last look."""
-        own, count = self.gpu.enter(), len(self._marks)
-        while self._marks and int(own.cuEventQuery(self._marks[0])[0]) != NOT_READY:
-            self._spare.append(self._marks.popleft())
-        return len(self._marks) < count
+        own = self.gpu.enter()
+        with self._lock:
+            count = len(self._marks)
+            while self._marks and int(own.cuEventQuery(self._marks[0])[0]) != NOT_READY:
+                self._spare.append(self._marks.popleft())
+            return len(self._marks) < count
 
     def after(self, other: CUDAStream) -> None:
         """What comes next here waits for what the other one has been given."""
