@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from manygrad.runtime.engine.linear import capture
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.gradient import carries
-from manygrad.tensor.storage import TRAINED, unrealized
+from manygrad.tensor.storage import PENDING, TRAINED, unrealized
 from manygrad.tensor.stored import HISTORY, ORIGIN, SOURCES, WRITTEN, Sources, has_ended
 from manygrad.tensor.tensor import Tensor
 from manygrad.tensor.uop import Ops, UOp, standing_on, toposort
@@ -117,9 +117,14 @@ def _note_sources(values: list[UOp], becomes: dict[UOp, UOp]) -> None:
 
 
 def kept_on_the_way(effects: list[UOp], overwritten: set[UOp]) -> list[UOp]:
-    """Values stored on the way that were made from what is overwritten now, and not by training: the random numbers
-    of a dropout. backward() after item() needs them; they could not be computed again.
+    """Values stored on the way that were made from what is overwritten now, or by an assignment that waits, and not by
+    training: the random numbers of a dropout. backward() after item() needs them; they could not be computed again.
     """
+    for t in PENDING:
+        u = memory(t.uop)
+        while u.op is Ops.AFTER:
+            u = u.src[0]
+            overwritten = overwritten | {u}
     if not overwritten or not (trained := _trained(effects)):
         return []
     readers = standing_on(effects, overwritten.__contains__, Ops.AFTER)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from manygrad import GlobalCounters, Tensor, autograd, no_grad
+from manygrad import GlobalCounters, Tensor, autograd, nn, no_grad
 from manygrad.runtime.engine import computed
 from manygrad.tensor.gradient import carries
 from manygrad.tensor.stored import SOURCES
@@ -119,6 +119,24 @@ def test_backward_through_what_was_overwritten_is_an_error() -> None:
         assert w.grad is None
     (w * x).sum().backward()  # computed again, it is fine
     assert w.grad.tolist() == [2.0, 2.0]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_backward_through_noise_of_which_a_part_was_trained_from(known: bool) -> None:
+    """A generator's images, which the judge's step stores on its way, while later draws wait to be noted."""
+    Tensor.manual_seed(3)
+    maker, judge = nn.Linear(4, 4), nn.Linear(4, 1)
+    optimizer = nn.optim.SGD(judge.parameters(), lr=0.1)
+    z = Tensor.randn(8, 4)
+    if known:  # (then the numbers do not stand on the generator's state any more)
+        z = Tensor(z.numpy())
+    made = maker(z)
+    judge(made.detach()).mean().backward()
+    optimizer.step()
+    judge(made).mean().backward()
+    assert maker.weight.grad is not None
+    want = np.outer(judge.weight.numpy()[0], z.numpy().mean(0))
+    np.testing.assert_allclose(maker.weight.grad.numpy(), want, rtol=1e-5, atol=1e-6)
 
 
 def test_two_parameters_that_start_equal_have_two_gradients() -> None:
