@@ -52,10 +52,8 @@ class ParamGroup(dict[str, Any]):
         for (name, i, device), t in self._scalars.items():
             if name == key:
                 new = value[i] if isinstance(value, (tuple, list)) else value
-                if isinstance(new, Tensor):
-                    t.assign(new.reshape(1))
-                else:  # from memory: as a constant each number would be compiled
-                    t.assign(scalar(new, device) if isinstance(device, str) else float(new))
+                # from memory: as a constant each number would be compiled
+                t.assign(new.reshape(1) if isinstance(new, Tensor) else scalar(new, device))
 
     def update(self, *args: Any, **kwargs: Any) -> None:
         for k, v in dict(*args, **kwargs).items():
@@ -226,7 +224,7 @@ class Flat:
             start = initial.get(name, 0.0)
             t.assign(self.join([self._laid(e.get(name, start), p) for e, p in zip(entries, self.params)]))
         for name, t in self.scalars.items():
-            t.assign(float(entries[0].get(name, initial.get(name, 0.0))))
+            t.assign(scalar(entries[0].get(name, initial.get(name, 0.0)), self.device))
         self.fresh = not entries[0]
         return [*self.state.values(), *self.scalars.values()]
 

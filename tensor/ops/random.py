@@ -65,8 +65,8 @@ class _Thread(threading.local):
             self.salt = (low * 0xC2B2AE35 + high * 0x85EBCA77 + number * 0x9E3779B1 + 0x27D4EB2F) & 0xFFFFFFFF
             self.forget_lost()
             for tensors, value in ((self.counters, 0), (self.salts, self.salt)):
-                for t in tensors.values():
-                    t.assign(value)
+                for place, t in tensors.items():
+                    t.assign(_word(value, place))  # (from memory: no seed is compiled)
         return self
 
     def forget_lost(self) -> None:
@@ -176,8 +176,8 @@ def set_rng_state(new_state: Tensor) -> None:
     RandomMixin.manual_seed(seed)
     state = _thread.up_to_date()
     state.begin = count
-    for t in state.counters.values():
-        t.assign(count)
+    for place, t in state.counters.items():
+        t.assign(_word(count, place))
     if state.counters:
         first, *rest = state.counters.values()
         first.realize(*rest)

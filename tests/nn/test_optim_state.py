@@ -198,10 +198,12 @@ def test_closure_and_zero_grad() -> None:
 
 
 @pytest.mark.parametrize("captured", [False, True])
-def test_a_learning_rate_that_changes_in_each_step_compiles_nothing(
-    captured: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("devices", ["CPU:0", ("CPU:0", "CPU:1")])
+def test_numbers_that_change_in_each_step_compile_nothing(
+    devices: Any, captured: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each number was a kernel of its own, 10 to 40 ms a step."""
+    """A learning rate, a seed, the count of a state that is loaded: each was a kernel of its own, 10 to 40 ms a
+    step."""
     seen, cpu = set(), type(get_device("CPU"))
     compile = cpu.compile
 
@@ -210,14 +212,15 @@ def test_a_learning_rate_that_changes_in_each_step_compiles_nothing(
         return compile(self, ast)
 
     monkeypatch.setattr(cpu, "compile", counted)
-    w, x = Tensor(np.ones(3, np.float32)).realize(), np.ones(3, np.float32)
-    w.requires_grad = True
-    optimizer = SGD([w], lr=0.5)
+    w, v = (Tensor(np.ones(3, np.float32)).to(devices).contiguous().realize().requires_grad_() for _ in range(2))
+    optimizer, counting, x = SGD([w], lr=0.5), Adam([v]), np.ones(3, np.float32)
 
     def step() -> None:
         optimizer.zero_grad()
-        (w * 2).sum().backward()
+        counting.zero_grad()
+        (w * 2 + v).sum().backward()
         optimizer.step()
+        counting.step()
 
     run = TinyJit(step) if captured else step
     kernels = 0
@@ -225,6 +228,9 @@ def test_a_learning_rate_that_changes_in_each_step_compiles_nothing(
         lr = 0.5 / (1 + i)
         optimizer.param_groups[0]["lr"] = lr
         run()
+        counting.load_state_dict(counting.state_dict())
+        Tensor.manual_seed(i)
+        w.rand_like().numpy()
         x -= np.float32(lr * 2)
         np.testing.assert_allclose(w.numpy(), x, rtol=1e-5)
         kernels = kernels if i > 4 else len(seen)
