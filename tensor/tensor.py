@@ -308,7 +308,9 @@ class Tensor(
                 "assign to what was expanded, or to a clone()"
             )
         anew = None if not self._is_stored else anew
-        if not self._is_stored and len(storage.sharing(self)) == 1:  # the value simply becomes this tensor's
+        # (a step of training by hand is a write: what is read in each step may never be the weights)
+        is_step = self._requires_grad and self.uop in x.uop.toposort()
+        if not is_step and not self._is_stored and len(storage.sharing(self)) == 1:  # the value becomes this tensor's
             if isinstance(self.device, tuple):  # it stays where and as it is cut
                 x = x._shard_like(self)
             elif x.uop.device is None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from manygrad import Context, Tensor, dtypes
+from manygrad import Context, GlobalCounters, Tensor, dtypes, no_grad
 from manygrad.tensor.tensor import PENDING
 from manygrad.tensor.uop import Ops
 
@@ -333,3 +333,20 @@ def test_programs_give_what_numpy_gives(steps: list[tuple[str, int, int, int, in
             kept[-1][0].realize()
     for t, a in [*kept, *views, *zip(tensors, arrays)]:
         assert t.tolist() == a.tolist()
+
+
+def test_a_leaf_that_is_trained_by_hand_is_written_with_each_loss() -> None:
+    """Also one that was never computed: its graph, and what a loss takes, do not grow with the steps."""
+    w, kernels = Tensor.zeros(3, requires_grad=True), []
+    for _ in range(5):
+        loss = (w - 1).square().sum()
+        loss.backward()
+        assert w.grad is not None
+        with no_grad():
+            w -= 0.25 * w.grad
+            w.grad = None
+        before = GlobalCounters.kernel_count
+        loss.item()
+        kernels.append(GlobalCounters.kernel_count - before)
+        assert w.uop.op is Ops.BUFFER
+    assert w.tolist() == [1 - 0.5**5] * 3 and kernels[-1] <= kernels[1]
