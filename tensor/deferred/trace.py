@@ -310,13 +310,14 @@ class Trace:
 
     def lose(self, made: dict[int, Tensor], error: BaseException) -> None:
         """A computation failed: what was made of the living values stays, the others have none."""
-        for n, t in self.values.living():
-            found = made.get(n)
-            if type(t) is not DeferredTensor:
-                continue
-            settle(t, Tensor(0, dtype=t.dtype).expand(t.shape) if found is None else found)
-            if found is None:
-                engine().lose(t, f"a tensor of shape {t.shape} has no value: its computation failed with {error!r}")
+        with making_calls(self):
+            for n, t in self.values.living():
+                found = made.get(n)
+                if type(t) is not DeferredTensor:
+                    continue
+                settle(t, Tensor(0, dtype=t.dtype).expand(t.shape) if found is None else found)
+                if found is None:
+                    engine().lose(t, f"a tensor of shape {t.shape} has no value: its computation failed with {error!r}")
 
 
 class making_calls(as_given):

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import gc
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
 
 from manygrad import Context, Tensor, TinyJit, nn, no_grad
+from manygrad.errors import LostValue
 from manygrad.nn import functional as F
+from manygrad.tensor.deferred.calls import Making
 from manygrad.tensor.environment import FOLLOW
 from tests.tensor.following.loops import Training, array, same
 
@@ -161,3 +164,26 @@ def test_another_optimiser_of_the_same_parameters_has_its_own_state() -> None:
         return [*found, *loop.state()]
 
     same(run)
+
+
+@pytest.mark.parametrize("read", [True, False])
+def test_an_error_of_calls_that_are_put_off_is_told_as_it_is(read: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are made once: what is lost with them makes no calls of this trace, which would make them again."""
+    tried = []
+
+    def fails(making: Making, calls: Any, wanted: Any = ()) -> None:
+        tried.append(calls)
+        raise ArithmeticError("planted")
+
+    for fail in (False, True):
+        y = Tensor(array(3)) * 2
+        z = y + 1
+        if not fail:
+            z.sum().item()
+            continue
+        monkeypatch.setattr(Making, "make", fails)
+        with pytest.raises(ArithmeticError, match="planted"):
+            _ = z.sum().item() if read else y.uop
+        with pytest.raises(LostValue, match=r"shape \(3,\) has no value: its computation failed with .*planted"):
+            z.tolist()
+    assert len(tried) == 1
