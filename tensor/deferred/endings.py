@@ -9,13 +9,14 @@ from typing import Any
 
 from manygrad.tensor.deferred.calls import DeferredCall, Making, PutOff, Read, Resumed
 from manygrad.tensor.deferred.counts import COUNTS
-from manygrad.tensor.deferred.tensors import settle
+from manygrad.tensor.deferred.tensors import DeferredTensor, settle
 from manygrad.tensor.deferred.trace import PUT_OFF, THREAD, Trace, begin, flush_others, making_calls, note_communication
 from manygrad.tensor.deferred.tree import KeptGraphs, Key, Spec, TraceEnding, TraceNode
 from manygrad.tensor.engine import engine
 from manygrad.tensor.environment import overridden
 from manygrad.tensor.lock import LOCK
 from manygrad.tensor.tensor import Tensor
+from manygrad.tensor.uop import Ops
 from manygrad.tensor.uop.views import memory
 
 OPTIMIZERS: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # each one's own number
@@ -116,14 +117,15 @@ def read_as_one(trace: Trace, numbers: Sequence[int]) -> tuple[bool, bool]:
         return read_and_write(trace, numbers)
     living = trace.values.living()
     numbers = trace.values.one_storage(numbers, living) if numbers else ()
-    has_others = len(living) > len(numbers)
+    has_others = any(n not in numbers and not is_read(t) for n, t in living)
     key = ("read", *numbers)
     ending = THREAD.ending = trace.node.ending(key)
     if not trace.put_off or not trace.is_following:  # (they were made as they came)
         trace.why = trace.why or ending.plain
         if ending.has_history is None:
             ending.has_history = any(t.requires_grad for n, t in living if n in numbers)
-        goes_on = bool(numbers) and (has_others or ending.has_history)
+        trace.flows |= ending.has_history
+        goes_on = bool(numbers) and (has_others or trace.flows)
         if goes_on:
             go_on(trace, key)
         return False, goes_on
@@ -136,15 +138,17 @@ def read_as_one(trace: Trace, numbers: Sequence[int]) -> tuple[bool, bool]:
     needed = [] if ending.replay is not None else needed_for(trace, numbers)
     out = computed(trace, ending, needed, None, numbers, writes=False)
     read = dict(zip(numbers, out))
-    if has_others or ending.has_history:
-        for n, t in living:
-            if n in read:
-                t.__dict__["_stored"] = read[n]
+    for n, t in living:
+        if n in read:
+            t.__dict__["_stored"] = read[n]
+    trace.flows |= bool(ending.has_history)
+    if has_others or trace.flows:
         trace.put_off.append(Read(read))
         go_on(trace, key)
         return True, True
-    for n, t in living:
-        settle(t, read[n])
+    for _, t in living:
+        if type(t) is DeferredTensor:
+            settle(t, t.__dict__["_stored"])
     trace.is_done()
     return True, False
 
@@ -189,6 +193,11 @@ def read_and_write(trace: Trace, numbers: Sequence[int]) -> tuple[bool, bool]:
     memory_read = [(u.shape, u.dtype) for u in ending.kept.results]
     go_on(trace, (*key, *ending.kept.stored, *memory_read))
     return True, True
+
+
+def is_read(t: Tensor) -> bool:
+    """Whether a living value is in memory, because it has been read."""
+    return "_stored" in t.__dict__ or (type(t) is Tensor and t.uop.op is Ops.BUFFER)
 
 
 def writes_leaves(trace: Trace) -> bool:
