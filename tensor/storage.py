@@ -75,6 +75,13 @@ class TensorSet:
     def discard(self, t: Tensor) -> None:
         self._refs.pop(id(t), None)
 
+    def mark(self, mark: object) -> None:
+        """`newer` gives what is inserted from now on to whoever holds this object."""
+        own = id(mark)
+        self._refs.pop(own, None)
+        self._refs[own] = _nobody
+        self._recent.append(own)
+
     def newer(self, mark: object) -> list[Tensor]:
         """Tensors inserted since the last call with this object, which is held by whoever asks; all at the first."""
         own, keys = id(mark), list(self._recent)
@@ -84,9 +91,7 @@ class TensorSet:
             return []
         new = dict.fromkeys(takewhile(lambda k: k != own, reversed(keys)))
         refs = [self._refs.get(k, _nobody) for k in new]
-        self._refs.pop(own, None)
-        self._refs[own] = _nobody
-        self._recent.append(own)
+        self.mark(mark)
         return [t for r in refs if (t := r()) is not None]
 
     def forget(self, mark: object) -> None:

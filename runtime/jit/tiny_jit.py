@@ -40,7 +40,7 @@ from manygrad.runtime.jit.captured import Captured, Constants, Numbers
 from manygrad.runtime.jit.recording import Named, realize_all, record
 from manygrad.runtime.profile import profile
 from manygrad.runtime.profile.counters import GlobalCounters, end_after_last_step
-from manygrad.tensor.deferred.thread import at_once, flush_trace, forget_traces
+from manygrad.tensor.deferred.thread import at_once, end_trace, forget_traces
 from manygrad.tensor.environment import JIT, LAST_STEP
 from manygrad.tensor.guards import NUMBERS, Guards
 from manygrad.tensor.lock import LOCK
@@ -111,7 +111,7 @@ class TinyJit(Generic[T]):
         self.again: Replay | None = None  # the native replay, where it is prepared for what the last one read
 
     def __call__(self, *args: Any, **kwargs: Any) -> T:
-        flush_trace()
+        end_trace()
         if (captured := self.captured) is None or not captured.holds():
             if self.captures:
                 with LOCK:

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Iterable
 from typing import Any
 
 from manygrad.tensor.deferred.tensors import DeferredTensor
 from manygrad.tensor.dtype import DType
 from manygrad.tensor.engine import engine
+from manygrad.tensor.storage import is_stored
 from manygrad.tensor.stored import HISTORY
 from manygrad.tensor.tensor import Tensor
-from manygrad.tensor.uop import Ops, UOp
+from manygrad.tensor.uop import GroupOp, Ops, UOp
+from manygrad.tensor.uop.shape import Shape, numel
+from manygrad.tensor.uop.views import memory
 
 LONGEST = 1024  # list of numbers in a key
+MOST_CARRIED = 1 << 24  # bytes of a lazy value that is stored though it is larger than what it is computed from
+NOBODY: Any = None
 CONSTANTS = frozenset({bool, int, str, type(None), type(Ellipsis), DType, type})
 _LAZY = frozenset({Ops.CAST, Ops.DETACH, Ops.RESHAPE})  # of a buffer: an external value that is stored first
+_ALONE = GroupOp.ELEMENTWISE | GroupOp.MOVEMENT | {Ops.BUFFER, Ops.CONST, Ops.DETACH, Ops.CONTIGUOUS}
 _SPREAD = frozenset({Ops.CAST, Ops.DETACH, Ops.RESHAPE, Ops.EXPAND})  # of a constant
 
 
@@ -34,12 +42,15 @@ FIRST = tuple(map(Value, range(256)))  # (most traces have no more)
 
 
 class External:
-    """The tensors of a trace that were there before it, each with its node when the trace met it."""
+    """The tensors of a trace that were there before it, each with its node when the trace met it. (Of one that is let
+    go, `NOBODY` stands there.)"""
 
-    __slots__ = ("is_state", "nodes", "numbers", "tensors")
+    __slots__ = ("is_state", "nodes", "numbers", "released", "tensors")
 
     def __init__(self) -> None:
         self.numbers: dict[int, int] = {}  # by the id of the tensor
+        # those that are let go, while the program has them, by number
+        self.released: dict[int, tuple[weakref.ref[Tensor], weakref.ref[UOp]]] = {}
         self.tensors: list[Tensor] = []
         self.nodes: list[UOp] = []
         self.is_state: list[bool] = []
@@ -53,6 +64,9 @@ class External:
         u = x.uop
         trained = bool(x._requires_grad)
         state = trained or "_is_state" in x.__dict__
+        if u.op is not Ops.BUFFER and is_carried(x):
+            engine().realize([x], pending=False)
+            u = x.uop
         if state:
             where = u.device
             if where and (type(where) is tuple or "@" in where) and not engine().follows(where):
@@ -80,15 +94,63 @@ class External:
     def written(self) -> tuple[int, ...]:
         """Numbers of the tensors that calls have written to, which are state from now on; -1 where it is none of
         them."""
-        found = [n for n, (t, u) in enumerate(zip(self.tensors, self.nodes)) if t.uop is not u]
-        note_state([self.tensors[n] for n in found])
-        return tuple(found) or (-1,)
+        both = enumerate(zip(self.tensors, self.nodes))
+        found = {n: t for n, (t, u) in both if t is not NOBODY and t.uop is not u}
+        for n, (ref, node) in self.released.items():
+            t = ref()
+            if t is not None and t.uop is not node():
+                found[n] = t
+        note_state(list(found.values()))
+        return tuple(sorted(found)) or (-1,)
+
+    def let_go(self, first: int) -> None:
+        """Calls that read the inputs from number `first` on were made: these live as long as the program has them."""
+        numbers, released = self.numbers, self.released
+        for n in range(first, len(self.tensors)):
+            if self.is_state[n]:
+                continue
+            t, u = self.tensors[n], self.nodes[n]
+
+            def gone(_: Any, key: int = id(t), n: int = n) -> None:
+                numbers.pop(key, None)
+                released.pop(n, None)
+
+            released[n] = weakref.ref(t, gone), weakref.ref(u)
+            self.tensors[n] = self.nodes[n] = NOBODY
 
 
 def note_state(tensors: list[Tensor]) -> None:
     """These are the same tensors each time, and are read where they lie, though no gradient is asked for of them."""
     for t in tensors:
         t.__dict__["_is_state"] = True
+
+
+def is_carried(x: Tensor) -> bool:
+    """Whether a value from before is lazy, and can be stored: its computation would go on growing in each step that
+    carries it on (`total = total + loss.detach()`), and no step that reads it would be a replay. Not where a gradient
+    flows through it, or another worker is needed to compute it; nor where it may be meant never to be stored."""
+    u = x.uop
+    if is_constant(u) or is_stored(u) or not all(type(d) is int for d in u.shape) or not engine().follows(u.device):
+        return False
+    below = u.toposort()
+    if x._requires_grad:  # (made from another one to train; a new model's are all computed at once)
+        if not any(v.op is Ops.CONTIGUOUS and v.arg is not None for v in below if v is not u):
+            return False
+    elif x.requires_grad:
+        return False
+    if engine().workers()[1] > 1 and any(v.op not in _ALONE for v in below):
+        return False
+    base = memory(u)  # (a view is stored with all of it)
+    return nbytes(base.shape, base.dtype) <= most_carried(below)
+
+
+def most_carried(below: Iterable[UOp]) -> int:
+    """Bytes of the largest value that is stored unasked, of those computed from these nodes."""
+    return max(MOST_CARRIED, sum(nbytes(u.shape, u.dtype) for u in below if u.op is Ops.BUFFER))
+
+
+def nbytes(shape: Shape, dtype: DType) -> int:
+    return numel(shape) * dtype.itemsize
 
 
 def is_constant(u: UOp) -> bool:
@@ -152,4 +214,15 @@ def resolved(x: Any, values: dict[int, Tensor]) -> Any:
     return x
 
 
-__all__ = ["CONSTANTS", "External", "UnknownArgument", "Value", "note_state", "resolved", "told"]
+__all__ = [
+    "CONSTANTS",
+    "External",
+    "UnknownArgument",
+    "Value",
+    "is_carried",
+    "most_carried",
+    "nbytes",
+    "note_state",
+    "resolved",
+    "told",
+]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Container, Iterator, Sequence
 from typing import Any
 
 from manygrad.tensor.deferred.arguments import External, Value, resolved
@@ -35,17 +35,28 @@ class DeferredCall:
 
     def used(self) -> list[int]:
         """Numbers of the values among its arguments."""
-        found: list[int] = []
+        return [x.number for x in self._leaves() if type(x) is Value]
+
+    def may_pass_gradients(self, flowing: Container[int]) -> bool:
+        """Whether a gradient may flow through it, as it does through the values of the numbers in `flowing`."""
+        if not self.node.modes[0] or self.node.fn.__name__ == "detach":
+            return False
+        return any(x.number in flowing if type(x) is Value else is_trained(x) for x in self._leaves())
+
+    def _leaves(self) -> Iterator[Any]:
         todo = [*self.args, *self.kwargs.values()]
         while todo:
             x = todo.pop()
-            if type(x) is Value:
-                found.append(x.number)
-            elif type(x) in (tuple, list):
+            if type(x) in (tuple, list):
                 todo += x
             elif type(x) is slice:
                 todo += (x.start, x.stop, x.step)
-        return found
+            else:
+                yield x
+
+
+def is_trained(x: Any) -> bool:
+    return isinstance(x, Tensor) and bool(x._requires_grad)
 
 
 class Read:

@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from manygrad.tensor.deferred.arguments import is_carried
 from manygrad.tensor.deferred.calls import DeferredCall, Making, PutOff, Read, Resumed
 from manygrad.tensor.deferred.counts import COUNTS
 from manygrad.tensor.deferred.tensors import DeferredTensor, settle
@@ -53,6 +54,9 @@ def end_with_step(
         since = engine().communicated()
         trace.inside(step, (), {})
         note_communication(since)
+        # (as a replay does: what lives on lazily would keep the next step from being one)
+        if carried := [t for _, t in trace.values.living() if is_carried(t)]:
+            engine().realize(carried, pending=False)
 
 
 def settings(optimizer: Any) -> list[Any]:
@@ -116,11 +120,19 @@ def read_as_one(trace: Trace, numbers: Sequence[int]) -> tuple[bool, bool]:
             return all_as_one(trace, ("all",), None), False
         return read_and_write(trace, numbers)
     living = trace.values.living()
-    numbers = trace.values.one_storage(numbers, living) if numbers else ()
+    is_made = not trace.put_off or not trace.is_following
+    if numbers:
+        # (what lives on is stored, too: each step that carried it on would compute more)
+        if is_made:
+            carried = [n for n, t in living if n not in numbers and t.uop.op is not Ops.BUFFER and is_carried(t)]
+            engine().realize([t for n, t in living if n in carried], pending=False)
+        else:
+            carried = [n for n, _ in living if n in trace.carried()]
+        numbers = trace.values.one_storage([*numbers, *carried], living)
     has_others = any(n not in numbers and not is_read(t) for n, t in living)
     key = ("read", *numbers)
     ending = THREAD.ending = trace.node.ending(key)
-    if not trace.put_off or not trace.is_following:  # (they were made as they came)
+    if is_made:  # (as they came)
         trace.why = trace.why or ending.plain
         if ending.has_history is None:
             ending.has_history = any(t.requires_grad for n, t in living if n in numbers)

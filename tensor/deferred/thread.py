@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from manygrad.tensor.deferred.endings import end_with_step
-from manygrad.tensor.deferred.trace import PUT_OFF, THREAD, flush_writers
+from manygrad.tensor.deferred.trace import PUT_OFF, THREAD, begin, flush_writers
 from manygrad.tensor.deferred.tree import TREES
 from manygrad.tensor.environment import FOLLOW
 from manygrad.tensor.tensor import Tensor
@@ -22,6 +22,18 @@ def flush_trace() -> bool:
     for trace in waiting:
         trace.flush("something else is computed")
     return bool(waiting)
+
+
+def end_trace() -> None:
+    """A captured step runs: calls before it are made, and what this thread calls after it is another trace. (A loop
+    that computes by a captured step alone has no other ending, and its trace would hold all inputs there ever were.)"""
+    flush_trace()
+    trace = THREAD.trace
+    node = trace.node
+    if (trace.is_off or node is not trace.tree.root) and not THREAD.is_inside:
+        if not node.is_plain:  # (calls that lead here alone are made in any case, and sooner as they come)
+            node.note_plain()
+        begin(trace.tree)
 
 
 @contextmanager
@@ -51,4 +63,4 @@ def step(optimizer: Any, prepare: Callable[[], Any], fn: Callable[[], Any], para
         end_with_step(THREAD.trace, optimizer, prepare, fn, params)
 
 
-__all__ = ["THREAD", "at_once", "flush_trace", "forget_traces", "step"]
+__all__ = ["THREAD", "at_once", "end_trace", "flush_trace", "forget_traces", "step"]

@@ -18,7 +18,7 @@ from types import CodeType
 from typing import Any
 
 from manygrad.tensor.autocast import as_given
-from manygrad.tensor.deferred.arguments import CONSTANTS, External, UnknownArgument, Value, told
+from manygrad.tensor.deferred.arguments import CONSTANTS, External, UnknownArgument, Value, most_carried, nbytes, told
 from manygrad.tensor.deferred.calls import DeferredCall, Making, PutOff, TraceValues
 from manygrad.tensor.deferred.counts import COUNTS
 from manygrad.tensor.deferred.tensors import DeferredTensor, settle
@@ -104,6 +104,24 @@ class Trace:
                     return self.values.promise(self, r) if type(r) is Spec else self._promised(child, args)
         return self._make(fn, args, kwargs, key, known, code)
 
+    def carried(self) -> frozenset[int]:
+        """Numbers of the values that a read stores, too, where the program still has them: all but large ones, and
+        those that a gradient may flow through."""
+        if self.node.carried is None:
+            flowing, large = set[int](), set[int]()
+            most, storages = most_carried(self.external.nodes), self.values.storages
+            for c in self.put_off:
+                if type(c) is not DeferredCall:  # (a read before: what it stored may have a history)
+                    flowing.update(c.gives())
+                else:
+                    given = dict(zip(c.gives(), [r for r in c.node.results if type(r) is Spec]))
+                    large |= {storages[n] for n, spec in given.items() if nbytes(spec.shape, spec.dtype) > most}
+                    if c.may_pass_gradients(flowing):
+                        flowing |= {n for n, spec in given.items() if spec.dtype.is_float}
+            found = (n for n in range(len(storages)) if n not in flowing and storages[n] not in large)
+            self.node.carried = frozenset(found)
+        return self.node.carried
+
     def has(self, x: Any) -> bool:
         """Whether an argument is one of this trace's values."""
         if isinstance(x, Tensor):
@@ -140,12 +158,22 @@ class Trace:
     def _make(self, fn: Any, args: Any, kwargs: Any, key: Key, known: int, code: CodeType) -> Any:
         """A call that was not made here before, or comes after one that was not. `code`: the user's, which makes it."""
         self.flush(f"`{fn.__name__}` was not called so before, after the same calls")
+        if len(self.values) >= MOST_CALLS:  # (a thread that never computes anything has no ending)
+            return begin(self.tree).call(fn, args, kwargs)
         self.is_following = False
         moves, computed = MOVES.count, MOVES.computed
-        LIVE.newer(self)
-        out = self.inside(fn, args, kwargs)
+        is_new = key not in self.node.children
+        if is_new:
+            LIVE.mark(self)
+        try:
+            out = self.inside(fn, args, kwargs)
+        except BaseException:
+            LIVE.forget(self)
+            raise
         child = self.node.children.get(key)
-        is_new = child is None
+        if child is None and not is_new:  # (it went with state that its key names)
+            self.is_off = True
+            return out
         if child is not None:
             self.node.note_known(child)
         else:
@@ -157,9 +185,10 @@ class Trace:
                 child.is_followed = False
             if MOVES.count != moves:
                 child.writes = self.external.written()
-        LIVE.forget(self)
+            LIVE.forget(self)
         made = [t for t, r in zip(out if child.kind else [out], child.results) if type(r) is Spec]
         self._go_to(child, made, is_new)
+        self.external.let_go(known)
         return out
 
     def _go_to(self, child: TraceNode, made: list[Any], is_new: bool = False) -> None:

@@ -124,6 +124,7 @@ class TraceNode:
         self.results: list[Spec | int] = []  # a Spec, or the number of the argument that it is
         self.gradients: tuple[int, ...] = ()  # numbers of the tensors whose gradients backward() makes
         self.writes: tuple[int, ...] = ()  # numbers of the tensors from before that are written, up to here
+        self.carried: frozenset[int] | None = None  # numbers of the values that a read here may store, too
         self.is_followed = True
         self.is_plain = False  # whatever ends below it cannot be captured
         self.refs: list[weakref.ref[Any]] = []  # of the state that its key names by id

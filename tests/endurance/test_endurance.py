@@ -14,20 +14,9 @@ from tests.endurance.idiom import IDIOMS, Idiom
 from tests.endurance.runner import SHORT, check
 
 pytestmark = pytest.mark.skipif(not FOLLOW, reason="FOLLOW=0: no call is put off")
-# what is known to grow: a test that passes again fails here, and its line goes
-CARRIED = "a lazy value that is carried from step to step is not stored where the next step meets it"
-OPEN = {
-    "captured_inference_moved_to_a_device": "a captured call does not end the trace",
-    "functional_updates": CARRIED,
-    "generation_that_appends": "a trace whose living values have all been read goes on for ever",
-    "power_iteration": CARRIED,
-}
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=pytest.mark.xfail(reason=OPEN[n], strict=True)) if n in OPEN else n for n in IDIOMS],
-)
+@pytest.mark.parametrize("name", IDIOMS)
 def test_nothing_grows(name: str) -> None:
     assert check(IDIOMS[name], SHORT)[0] == []
 

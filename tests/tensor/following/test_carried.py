@@ -1,0 +1,167 @@
+"""Values that a loop carries from step to step, and loops without an ending: nothing grows with the steps."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from manygrad import Tensor, TinyJit, nn, no_grad
+from manygrad.runtime.profile.counters import GlobalCounters
+from manygrad.tensor.deferred.trace import THREAD
+from manygrad.tensor.environment import FOLLOW
+from manygrad.tensor.storage import LIVE
+from tests.tensor.following.loops import Counts, Training, array, same
+
+pytestmark = pytest.mark.skipif(not FOLLOW, reason="FOLLOW=0: no call is put off")
+
+
+def grown(step: Callable[[int], object], steps: int = 60) -> dict[str, int]:
+    """By how much things are more after this many steps than after a fifth of them, where it is more than a few."""
+
+    def sizes() -> dict[str, int]:
+        trace = THREAD.trace
+        held = [*trace.external.tensors, *trace.put_off]
+        return {"tensors": len(LIVE), "held": len([x for x in held if x is not None]), "nodes": trace.tree.root.size()}
+
+    before: dict[str, int] = {}
+    for i in range(steps):
+        if i == steps // 5:
+            before = sizes()
+        step(i)
+    return {k: n - before[k] for k, n in sizes().items() if n > before[k] + 3}
+
+
+def test_a_loop_that_computes_by_a_captured_step_alone() -> None:
+    """Its reads are of what is stored, and end nothing."""
+    double = TinyJit(lambda x: (x * 2).realize())
+
+    def step(i: int) -> None:
+        assert double(Tensor(array(4, seed=i)).reshape(2, 2)).tolist() == (array(4, seed=i) * 2).reshape(2, 2).tolist()
+
+    assert grown(step) == {}
+
+
+def test_a_sum_of_losses(counts: Counts) -> None:
+    def run() -> list[np.ndarray]:
+        loop, total, average = Training(nn.ReLU()), 0, Tensor.zeros(())
+        for i in range(12):
+            loss = loop.step(i)
+            total = total + loss.detach()
+            average = average * 0.9 + loss.detach() * 0.1
+        assert counts.captures == 0 or counts.replays >= 8
+        return [total.numpy(), average.numpy()]
+
+    same(run)
+
+
+@pytest.mark.parametrize("reads", [1, 7])
+def test_a_running_value_of_which_another_is_read(counts: Counts, reads: int) -> None:
+    state, want = Tensor.zeros(6).realize(), np.zeros(6, np.float32)
+
+    def step(i: int) -> None:
+        nonlocal state, want
+        x = array(6, seed=i)
+        state = (state + Tensor(x)).relu()
+        want = np.maximum(want + x, 0)
+        if i % reads == reads - 1:
+            np.testing.assert_allclose(state.sum().item(), want.sum(), rtol=1e-5)
+
+    assert grown(step, 84) == {}
+    np.testing.assert_array_equal(state.numpy(), want)
+    assert counts.replays >= 84 // reads - 5
+
+
+def test_weights_that_are_new_tensors_in_each_step() -> None:
+    """(No replay: each is another leaf. But each step computes its own alone.)"""
+    w, want = Tensor.ones(3).realize().requires_grad_(), np.ones(3, np.float32)
+
+    def step(i: int) -> None:
+        nonlocal w, want
+        x = array(3, seed=i)
+        y = (w * Tensor(x)).sum()
+        y.backward()
+        assert w.grad is not None and y.item() < 1e9
+        w = (w - w.grad * 0.5).detach().requires_grad_()
+        want = want - x * np.float32(0.5)
+
+    assert grown(step) == {}
+    assert len(w.uop.toposort()) < 50
+    np.testing.assert_allclose(w.numpy(), want, rtol=1e-5)
+
+
+def test_a_thread_that_makes_tensors_for_another_one_keeps_none() -> None:
+    made: queue.Queue[Tensor] = queue.Queue(2)
+    held: list[int] = []
+
+    def make() -> None:
+        for i in range(200):
+            made.put(Tensor(array(50, seed=i)) * 2)
+        held.append(sum(t is not None for t in THREAD.trace.external.tensors))
+
+    thread = threading.Thread(target=make)
+    thread.start()
+    for i in range(200):
+        np.testing.assert_array_equal(made.get(timeout=60).numpy(), array(50, seed=i) * 2)
+    thread.join(60)
+    assert held and held[0] <= 4
+
+
+def test_state_that_calls_write_is_seen_where_its_calls_are_made_as_they_come() -> None:
+    """What a trace has let go may still be written by a later call of it."""
+
+    def run() -> list[np.ndarray]:
+        x, found = Tensor(array(4)).realize(), []
+        for i in range(6):
+            y = x + Tensor(array(4, seed=i))
+            x.assign(y * 0.5)
+            found.append(x.sum().numpy())
+        return [*found, x.numpy()]
+
+    same(run)
+
+
+def test_what_is_large_stays_lazy() -> None:
+    count = Tensor.arange(1 << 24)  # 64 MiB, if it were stored
+    for i in range(6):
+        before = GlobalCounters.mem_used
+        more = count + 1
+        assert more[i : i + 3].sum().item() == 3 * i + 6
+        assert GlobalCounters.mem_used - before < 1 << 24
+
+
+def test_a_value_with_a_gradient_keeps_it() -> None:
+    """It is not stored for a step that reads it: the gradient flows through it."""
+
+    def run() -> list[np.ndarray]:
+        w, found = Tensor(array(3)).realize().requires_grad_(), []
+        for i in range(5):
+            h = w * Tensor(array(3, seed=i))
+            found.append(h.sum().numpy())
+            (h * h).sum().backward()
+            assert w.grad is not None
+            found.append(w.grad.numpy())
+            w.grad = None
+        return found
+
+    same(run)
+
+
+def test_values_that_a_frame_holds_while_metrics_are_read(counts: Counts) -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+
+    def run() -> list[np.ndarray]:
+        hits, found = 0, []
+        for i in range(10):
+            with no_grad():
+                logits = model(Tensor(array(5, 4, seed=i)))
+            predicted = logits.argmax(1)
+            hits = hits + (predicted == Tensor(np.arange(5) % 3)).sum()
+            found += [logits.max().numpy(), logits.numpy()]
+        return [*found, hits.numpy()]
+
+    same(run)
+    assert counts.replays >= 6
