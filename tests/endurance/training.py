@@ -100,6 +100,61 @@ def running_mean_of_losses_as_numbers() -> Iterator[Any]:
 
 
 @idiom
+def running_sum_of_losses() -> Iterator[Any]:
+    model, optimizer = trained()
+    total: Any = 0.0
+    for i in count():
+        total = total + train(model, optimizer, i).detach()
+        yield total.item() if i % 4 == 3 else None
+
+
+@idiom
+def running_sum_in_place() -> Iterator[Any]:
+    model, optimizer = trained()
+    total = Tensor.zeros(1)
+    for i in count():
+        total += train(model, optimizer, i).detach()
+        yield total.item() if i % 4 == 3 else None
+
+
+@idiom
+def metrics_in_a_dict() -> Iterator[Any]:
+    model, optimizer = trained()
+    sums = {"loss": Tensor(0.0), "largest": Tensor(-1.0), "seen": 0}
+    for i in count():
+        loss = train(model, optimizer, i).detach()
+        sums["loss"] = sums["loss"] + loss
+        sums["largest"] = sums["largest"].maximum(loss)
+        sums["seen"] += 8
+        yield (sums["loss"] / sums["seen"]).item(), sums["largest"].item() if i % 10 == 9 else None
+
+
+@idiom
+def averages_that_are_never_read() -> Iterator[Any]:
+    model, optimizer = trained()
+    average = [p.detach() for p in model.parameters()]
+    for i in count():
+        loss = train(model, optimizer, i)
+        average = [a * 0.9 + p.detach() * 0.1 for a, p in zip(average, model.parameters())]
+        yield loss.item()
+
+
+@idiom
+def momentum_by_hand() -> Iterator[Any]:
+    model = network()
+    velocity = {k: p.detach() * 0 for k, p in model.named_parameters()}
+    for i in count():
+        loss = loss_of(model, i)
+        loss.backward()
+        with no_grad():
+            for k, p in model.named_parameters():
+                velocity[k] = velocity[k] * 0.9 + p.grad
+                p -= 0.05 * velocity[k]
+                p.grad = None
+        yield loss.item()
+
+
+@idiom
 def confusion_matrix_in_place() -> Iterator[Any]:
     model = nn.Linear(4, 3)
     counts = Tensor.zeros(3, 3).contiguous().realize()

@@ -219,6 +219,39 @@ def power_iteration() -> Iterator[Any]:
 
 
 @idiom
+def decayed_sum() -> Iterator[Any]:
+    s = Tensor.zeros(8, 4)
+    for i in count():
+        s = s * 0.9 + Tensor(batch(i)[0])
+        yield s.sum().item()
+
+
+@idiom
+def mean_and_variance_as_they_come() -> Iterator[Any]:
+    n, mean, squares = 0, Tensor.zeros(4), Tensor.zeros(4)
+    for i in count():
+        n += 1
+        x = Tensor(batch(i)[0][0])
+        delta = x - mean
+        mean = mean + delta / n
+        squares = squares + delta * (x - mean)
+        yield (squares / n).sqrt().tolist() if i % 5 == 4 else None
+
+
+@idiom
+def beam_search() -> Iterator[Any]:
+    table, head = nn.Embedding(16, 8), nn.Linear(8, 16)
+    beams, scores = Tensor([[1], [1], [1]]), Tensor.zeros(3)
+    for _ in count():
+        with no_grad():
+            logs = head(table(beams[:, -4:]).mean(1)).log_softmax(-1) + scores[:, None]
+            scores, best = logs.flatten().topk(3)
+            scores = scores - scores[0]
+            beams = Tensor.cat([beams[best // 16], (best % 16)[:, None]], dim=1)[:, -8:]
+        yield beams.tolist()
+
+
+@idiom
 def k_means() -> Iterator[Any]:
     points = Tensor(np.random.default_rng(0).standard_normal((24, 2)).astype(np.float32))
     centres = points[:3]
