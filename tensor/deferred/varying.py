@@ -19,8 +19,8 @@ MANY = 16  # calls at one place, each another one and made once only: then one l
 MOST_PLACES = 256  # below a node of which new calls are counted: code may be made anew in each step
 # their number is of the tensor's type, and gives the same bits from memory
 OPERATORS = frozenset(
-    "__add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ __truediv__ __rtruediv__ __iadd__ __isub__ __imul__ __itruediv__ "
-    "add sub mul div true_divide".split()
+    "__add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ __truediv__ __rtruediv__ "
+    "__iadd__ __isub__ __imul__ __itruediv__ add sub mul div true_divide".split()
 )
 TYPES = frozenset({"float64", "float32", "float16"})
 
