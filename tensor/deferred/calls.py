@@ -62,10 +62,11 @@ def is_trained(x: Any) -> bool:
 class Read:
     """In the place among calls where values were read: they are stored from then on."""
 
-    __slots__ = ("memories", "stored")
+    __slots__ = ("flows", "memories", "stored")
 
-    def __init__(self, read: dict[int, Tensor]) -> None:
-        """`read`: by number."""
+    def __init__(self, read: dict[int, Tensor], flows: bool) -> None:
+        """`read`: by number; `flows`: whether a gradient may, through one of them or of those read before."""
+        self.flows = flows
         self.stored = {n: t.uop for n, t in read.items()}
         self.memories: dict[UOp, Tensor] = {}  # what they lie in, whole
         for t in read.values():

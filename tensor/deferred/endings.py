@@ -136,8 +136,8 @@ def read_as_one(trace: Trace, numbers: Sequence[int]) -> tuple[bool, bool]:
         trace.why = trace.why or ending.plain
         if ending.has_history is None:
             ending.has_history = any(t.requires_grad for n, t in living if n in numbers)
-        trace.flows |= ending.has_history
-        goes_on = bool(numbers) and (has_others or trace.flows)
+        flows = ending.has_history or any(t.requires_grad for n, t in living if n not in numbers)
+        goes_on = bool(numbers) and (has_others or flows)
         if goes_on:
             go_on(trace, key)
         return False, goes_on
@@ -153,9 +153,9 @@ def read_as_one(trace: Trace, numbers: Sequence[int]) -> tuple[bool, bool]:
     for n, t in living:
         if n in read:
             t.__dict__["_stored"] = read[n]
-    trace.flows |= bool(ending.has_history)
-    if has_others or trace.flows:
-        trace.put_off.append(Read(read))
+    flows = bool(ending.has_history) or any(type(c) is Read and c.flows for c in trace.put_off)
+    if has_others or flows:
+        trace.put_off.append(Read(read, flows))
         go_on(trace, key)
         return True, True
     for _, t in living:
@@ -199,7 +199,7 @@ def read_and_write(trace: Trace, numbers: Sequence[int]) -> tuple[bool, bool]:
             t.__dict__["_stored"] = read[n]
     x = trace.external
     x.nodes = [t.uop for t in x.tensors]  # (what was written is another node where it was not in memory)
-    values = Read(read)
+    values = Read(read, bool(ending.has_history))
     trace.put_off = [Resumed(ending.kept, inputs, values), values, *later]
     PUT_OFF[trace.serial] = trace
     memory_read = [(u.shape, u.dtype) for u in ending.kept.results]

@@ -58,7 +58,6 @@ class Trace:
         self.writes = False  # something that is put off
         self.leaves: list[Tensor] = []  # whose gradients are put off
         self.has_read = False  # values, and goes on
-        self.flows = False  # a gradient, from values that were read
         self.is_busy = False  # making what was put off
         self.why = ""  # what it comes to is not replayed, in words
 
