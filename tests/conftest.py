@@ -75,11 +75,15 @@ def numbers_of_its_own(request: pytest.FixtureRequest) -> None:
 
 @pytest.fixture(autouse=True)
 def leaves_nothing_pending() -> Iterator[None]:
-    """A test's assignments do not run inside the next test; training mode and the generator start the same."""
+    """A test's assignments do not run inside the next test; training mode and the generator start the same.
+
+    (The generator forgets the devices that were drawn on: each draw and each seed would write the counters of all of
+    them, and what follows dozens of devices took five times as long.)"""
     from manygrad import Tensor
+    from manygrad.tensor.ops.random import forget_draws
     from manygrad.tensor.tensor import PENDING
 
-    Tensor.manual_seed(0)
+    forget_draws()
     Tensor.training = None
     yield
     for t in list(PENDING):
