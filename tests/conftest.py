@@ -57,7 +57,7 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(tryfirst=True)  # xdist reads the marks in this hook, too
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Under `pytest -n 2 --dist loadgroup` a file's tests run in one process, those that start processes all in the
-    same one: that is half of the time, so they begin first, and what takes long after them."""
+    same one: that takes longest, so they begin first, and what takes minutes after them."""
     if not hasattr(config, "workerinput"):
         return  # this is no process of pytest-xdist's
     tests = Path(__file__).parent
