@@ -26,6 +26,7 @@ from typing import Any
 from manygrad.tensor.autocast import autocast_dtype
 from manygrad.tensor.changes import CHANGES
 from manygrad.tensor.grad_mode import is_grad_enabled
+from manygrad.tensor.ops.random import places_of_draws
 from manygrad.tensor.source import is_own
 from manygrad.tensor.storage import is_stored
 from manygrad.tensor.tensor import Tensor
@@ -38,7 +39,7 @@ Fetch = Callable[[], Any]
 
 
 def modes() -> tuple[Any, ...]:
-    return is_grad_enabled(), Tensor.training, autocast_dtype()
+    return is_grad_enabled(), Tensor.training, autocast_dtype(), places_of_draws()
 
 
 class Guards:
@@ -69,8 +70,13 @@ class Guards:
 
     def differences(self, other: Guards, ignored: Iterable[str] = ()) -> list[str]:
         """Paths of what is not the same; modes come first."""
-        names = ("whether gradients are on (no_grad)", "Tensor.training", "autocast")
-        found = [n for n, a, b in zip(names, self.modes, other.modes) if a is not b]
+        names = (
+            "whether gradients are on (no_grad)",
+            "Tensor.training",
+            "autocast",
+            "devices that numbers are drawn on",
+        )
+        found = [n for n, a, b in zip(names, self.modes, other.modes) if a != b]
         paths = dict.fromkeys([*self.values, *other.values])
         a, b = self.values, other.values
         return found + [p for p in paths if p not in ignored and not is_same(a.get(p, MISSING), b.get(p, MISSING))]

@@ -25,6 +25,8 @@ if "CACHE_DIR" not in os.environ:
     atexit.register(shutil.rmtree, os.environ["CACHE_DIR"], ignore_errors=True)
     os.environ.setdefault("POCL_CACHE_DIR", os.path.join(os.environ["CACHE_DIR"], "pocl"))  # an OpenCL driver's own
 
+gc.set_threshold(10_000, 20, 20)  # (looking for cycles again and again among nodes that live on was 10 % of the time)
+
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 from hypothesis import settings  # noqa: E402
@@ -40,19 +42,35 @@ STARTS_PROCESSES = (
     *("end_to_end/test_", "end_to_end/llm/test_embed", "end_to_end/llm/test_generate", "end_to_end/llm/test_serve"),
     *("multi/test_groups", "runtime/test_", "test_"),
 )
+# nothing begins shortly before the end that takes minutes
+LONGEST = (
+    *("tensor/test_ops", "nn/test_every_layer", "fuzz", "cuda", "runtime/devices/test_conformance"),
+    *("end_to_end/llm", "tensor/test_aliasing"),
+)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """pytest-xdist gives out groups in the order in which `pytest_collection_modifyitems` leaves the tests."""
+    config.option.loadscopereorder = False
 
 
 @pytest.hookimpl(tryfirst=True)  # xdist reads the marks in this hook, too
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Under `pytest -n 2 --dist loadgroup` a file's tests run in one process, those that start processes all in the
-    same one."""
-    if not config.pluginmanager.hasplugin("xdist"):
-        return
+    same one: that takes longest, so they begin first, and what takes minutes after them."""
+    if not hasattr(config, "workerinput"):
+        return  # this is no process of pytest-xdist's
     tests = Path(__file__).parent
-    for item in items:
+
+    def place(item: pytest.Item) -> int:
         file = item.path.relative_to(tests).as_posix()
         starts = file.startswith(STARTS_PROCESSES) or "command" in getattr(item, "fixturenames", ())
         item.add_marker(pytest.mark.xdist_group("processes" if starts else file))
+        if starts:
+            return 0
+        return next((n for n, begin in enumerate(LONGEST, 1) if file.startswith(begin)), len(LONGEST) + 1)
+
+    items.sort(key=place)
 
 
 @pytest.fixture
@@ -75,11 +93,15 @@ def numbers_of_its_own(request: pytest.FixtureRequest) -> None:
 
 @pytest.fixture(autouse=True)
 def leaves_nothing_pending() -> Iterator[None]:
-    """A test's assignments do not run inside the next test; training mode and the generator start the same."""
+    """A test's assignments do not run inside the next test; training mode and the generator start the same.
+
+    (The generator forgets the devices that were drawn on: each draw and each seed would write the counters of all of
+    them, and what follows dozens of devices took five times as long.)"""
     from manygrad import Tensor
+    from manygrad.tensor.ops.random import forget_draws
     from manygrad.tensor.tensor import PENDING
 
-    Tensor.manual_seed(0)
+    forget_draws()
     Tensor.training = None
     yield
     for t in list(PENDING):

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, Protocol
 from manygrad.tensor.deferred.ranks import digest_of, place_of
 from manygrad.tensor.dtype import DType
 from manygrad.tensor.engine import engine
+from manygrad.tensor.ops.random import places_of_draws
 from manygrad.tensor.tensor import Tensor
 from manygrad.tensor.uop import UOp
 
@@ -228,7 +229,7 @@ class TraceTree:
 
     def __init__(self) -> None:
         TREES.add(self)
-        self.world: object = None  # that it is grown in
+        self.world: tuple[object, int] | None = None  # that it is grown in
         self.root = TraceNode()
         self.nodes = 0
         self.varying: dict[Key, CodeType] = {}  # places in code at which a number is an input
@@ -236,10 +237,10 @@ class TraceTree:
         self.uses = 0  # of captures
 
     def is_of_another_world(self) -> bool:
-        """As where a test works in another Runtime."""
-        world = engine().world()
-        self.world = self.world or world
-        return self.world is not world
+        """As where a test works in another Runtime, or numbers are drawn on another device from now on."""
+        now = (engine().world(), places_of_draws())
+        self.world = self.world or now
+        return self.world[0] is not now[0] or self.world[1] != now[1]
 
     def forget(self) -> None:
         self.root, self.nodes, self.world = TraceNode(), 0, None

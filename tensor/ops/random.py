@@ -36,10 +36,12 @@ _DIGITS = {"float16": 11, "bfloat16": 8, "float8_e4m3fn": 4, "float8_e5m2": 3}
 
 
 class _Generator:
-    """The seed, how often it was set, and how many threads have drawn numbers since."""
+    """The seed, how often it was set, how many threads have drawn numbers since, and how often a counter has come to
+    others or all were forgotten: a replay moves those alone that were there when it was captured."""
 
     seed = int(env.SEED)
     seeded = 0
+    places = 0
     threads = itertools.count()
 
 
@@ -81,6 +83,7 @@ class _Thread(threading.local):
                 f"random numbers cannot be drawn on {device}; draw them on the CPU and copy: .to({device!r})"
             )
         if device not in self.counters:
+            _Generator.places += bool(self.counters)
             for tensors, value in ((self.counters, self.begin), (self.salts, self.salt)):
                 tensors[device] = _copied(next(iter(tensors.values())), device) if tensors else _word(value, device)
         return self.counters[device], self.salts[device]
@@ -128,8 +131,14 @@ def drawing_as(state: dict[str, Any]) -> Iterator[None]:
 def forget_draws() -> None:
     """As in a process of which no thread has drawn numbers yet."""
     _Generator.seed, _Generator.threads = int(env.SEED), itertools.count()
+    _Generator.places += bool(_thread.counters)
     vars(_thread).clear()
     _thread.__init__()
+
+
+def places_of_draws() -> int:
+    """Another number whenever captures would move other counters than there are."""
+    return _Generator.places
 
 
 def has_drawn() -> bool:

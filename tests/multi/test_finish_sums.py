@@ -252,8 +252,10 @@ def bodies(algorithm: str, c: Collective, finish: UOp | None, on_host: bool, pie
 @pytest.mark.parametrize("finish", FINISHES, ids=["mul", "int8", "in float32"])
 @pytest.mark.parametrize("kind", ["all_reduce", "reduce_scatter"])
 def test_the_calls_are_proved(kind: str, finish: UOp) -> None:
+    """With one of them for many ranks, with each for a few: who finishes what does not depend on how."""
+    counts = (2, 3, 4, 5, 6, 8, 17, 20) if finish is FINISHES[0] else (2, 3, 4, 8)
     for a in ALGORITHMS.values():
-        for ranks, group in [(r, g) for r in (2, 3, 4, 5, 6, 8, 17, 20) for g in (1, 2, 4) if r % g == 0]:
+        for ranks, group in [(r, g) for r in counts for g in (1, 2, 4) if r % g == 0]:
             if not a.can(kind, ranks, group) or (a.name == "hierarchical") != (group > 1):
                 continue
             for count in (1, ranks - 1, 23):

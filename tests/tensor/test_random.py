@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from manygrad import Tensor, TinyJit, dtypes
+from manygrad import Context, Tensor, TinyJit, dtypes
 
 N = 40_000
 
@@ -276,6 +276,18 @@ def test_one_counter_wherever_numbers_are_drawn() -> None:
     found = [a.numpy() for _ in range(4) for a in step(zero)]
     for a, b in zip(found, draws(*[None] * 8)):
         np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("wrap", [TinyJit, lambda step: step], ids=["captured", "followed"])
+def test_a_device_that_is_drawn_on_after_a_capture(wrap: Callable[..., Callable[[], Tensor]]) -> None:
+    """A replay moves its counter, too."""
+    step = wrap(lambda: Tensor.rand(4).realize())
+    found = [step().numpy() for _ in range(5)]
+    found += [f().numpy() for _ in range(4) for f in (lambda: Tensor.rand(4, device="CPU:9"), step)]
+    Tensor.manual_seed(0)
+    with Context(FOLLOW=0):
+        for a in found:
+            np.testing.assert_array_equal(a, Tensor.rand(4).numpy())
 
 
 @pytest.mark.parametrize("kind", ["float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"])
