@@ -87,6 +87,8 @@ class ChoiceMixin:
             raise ValueError(
                 f"masked_fill takes one value, not a tensor of shape {value.shape}; use value.where(mask, x)"
             )
+        if isinstance(value, (int, float)):
+            self.dtype.fits(value)
         return mask._where(value, self).cast(self.dtype)
 
     # *** the larger and the smaller ***

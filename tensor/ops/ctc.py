@@ -63,7 +63,8 @@ def ctc_loss(
     emitted = lp._gather_along(2, states.unsqueeze(0)._broadcast((steps, batch, count)))
     place = lp.arange(count).unsqueeze(0)
     skips = states.ne(_moved(states, 2, -1)) & states.ne(blank) & (place >= 2)
-    alpha = (place < 2)._where(emitted[0], NEVER)
+    nothing = place.eq(0)._where(0.0, NEVER)  # (of no frames, only the empty sequence is made)
+    alpha = (frames > 0).unsqueeze(1)._where((place < 2)._where(emitted[0], NEVER), nothing)
     for t in range(1, steps):
         stay = alpha.logaddexp(_moved(alpha, 1, NEVER))
         new = stay.logaddexp(skips._where(_moved(alpha, 2, NEVER), NEVER)) + emitted[t]

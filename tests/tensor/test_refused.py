@@ -55,6 +55,8 @@ REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
        for name, f in (("clamp(max)", lambda x, n: x.clamp(max=n)), ("clamp(min)", lambda x, n: x.clamp(n)),
                        ("masked_fill", lambda x, n: x.masked_fill(x > 0, n)), ("where", lambda x, n: x.where(x > 0, n)),
                        ("where, first", lambda x, n: (x > 0).where(n, x)))},
+    "masked_fill(inf) of int64": (
+        lambda: Tensor([1]).masked_fill(Tensor([True]), INF), ValueError, "int64 does not hold inf"),
     **{f"{name}, a dim twice": (lambda n=name: getattr(X4, n)((0, -4)), ValueError, "a dim stands twice")
        for name in ("flip", "squeeze", "sum", "amax", "all", "var", "logsumexp")},
     **{f"{name} of another shape": (lambda f=f: f(Tensor.ones(1)), ValueError, r"has shape \(1,\), expected \(4,\)")
