@@ -10,6 +10,7 @@ from manygrad.nn.held import Held
 from manygrad.nn.linear import Linear
 from manygrad.nn.module import Module
 from manygrad.nn.parameter import Buffer
+from manygrad.tensor.ops.broadcast import expect_shape
 from manygrad.tensor.tensor import Tensor
 
 # PyTorch's old pair of arguments, kept in place; `reduction` says the same
@@ -145,10 +146,7 @@ class LinearCrossEntropyLoss(Module):
     def __init__(self, in_features: int, num_classes: int, *, out_features: tuple[int, ...] = (), bias: bool = False,
                  device: Any = None, dtype: Any = None, reduction: str = "mean", weight: Tensor | None = None,
                  ignore_index: int | None = None, label_smoothing: float = 0.0, options: Any = None):  # fmt: skip
-        if weight is not None and weight.shape != (num_classes,):
-            raise ValueError(
-                f"LinearCrossEntropyLoss: weight has shape {weight.shape}, there are {num_classes} classes"
-            )
+        expect_shape("LinearCrossEntropyLoss", (num_classes,), weight=weight)
         self.num_classes, self.out_features = num_classes, tuple(out_features)
         self.linear = Linear(in_features, prod(self.out_features) * num_classes, bias, device, dtype)
         self.weight = None if weight is None else Buffer(weight)

@@ -53,6 +53,10 @@ def broadcast_shape(*shapes: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 class BroadcastMixin:
+    def _fits(self: Tensor, number: Any) -> Any:
+        """A number (or tensor) that is to stand among elements as it is: ValueError where their type would wrap it."""
+        return result_type(self, number).fits(number) if isinstance(number, (int, float)) else number
+
     def _const_like(self: Tensor, value: Any, dtype: DType) -> Tensor:
         return self._new(UOp.const(dtype, value))
 
@@ -62,6 +66,8 @@ class BroadcastMixin:
 
         if isinstance(other, (bool, int, float)):
             kind = dtype or result_type(self, other)
+            if kind.is_int:  # (a smaller type wraps it, as in PyTorch; no type does so with what 64 bits do not hold)
+                (kind if kind.itemsize == 8 else dtypes.int64).fits(other)
             x = self if self.dtype is kind else self.cast(kind)
             y = x._new(everywhere(UOp.const(kind, other), x.shape))
             return (y, x) if reverse else (x, y)
@@ -105,6 +111,13 @@ class BroadcastMixin:
 
     def _float(self: Tensor) -> Tensor:
         return self if self.dtype.is_float else self.cast(dtypes.default_float)
+
+
+def expect_shape(function: str, shape: tuple[Any, ...], **parameters: Tensor | None) -> None:
+    """One of another shape could broadcast, and would be taken for what it is not."""
+    for name, t in parameters.items():
+        if t is not None and t.shape != shape:
+            raise ValueError(f"{function}: {name} has shape {t.shape}, expected {shape}")
 
 
 def everywhere(u: UOp, shape: tuple[Any, ...]) -> UOp:

@@ -42,9 +42,9 @@ class ChoiceMixin:
 
         cond = self.cast(dtypes.bool)
         if isinstance(x, Tensor):
-            a, b = x._pair(y)
+            a, b = x._pair(x._fits(y))
         elif isinstance(y, Tensor):
-            a, b = y._pair(x, reverse=True)
+            a, b = y._pair(y._fits(x), reverse=True)
         else:
             first = self._new(
                 UOp.const(
@@ -87,6 +87,8 @@ class ChoiceMixin:
             raise ValueError(
                 f"masked_fill takes one value, not a tensor of shape {value.shape}; use value.where(mask, x)"
             )
+        if isinstance(value, (int, float)):
+            self.dtype.fits(value)
         return mask._where(value, self).cast(self.dtype)
 
     # *** the larger and the smaller ***
@@ -122,10 +124,10 @@ class ChoiceMixin:
             raise ValueError("clamp: give min, max or both")
         out = self
         if min is not None:
-            out, low = out._pair(min)
+            out, low = out._pair(out._fits(min))
             out = _or_nan(out < low, low, min)._where(low, out)
         if max is not None:
-            out, high = out._pair(max)
+            out, high = out._pair(out._fits(max))
             out = _or_nan(high < out, high, max)._where(high, out)
         return out
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from manygrad.tensor.dtype import contraction_dtype
 from manygrad.tensor.gradient import CustomGrad
-from manygrad.tensor.ops.broadcast import result_type
+from manygrad.tensor.ops.broadcast import expect_shape, result_type
 from manygrad.tensor.ops.dims import of_all_dims
 from manygrad.tensor.uop import Ops, UOp
 
@@ -102,6 +102,7 @@ def convolution(
             f"conv: input {x.shape} and weight {weight.shape} with groups={groups} do not fit; "
             f"expected weight (Cout, {x.shape[1]} // {groups}, ...) with Cout divisible by groups"
         )
+    expect_shape(f"conv{n}d", weight.shape[:1], bias=bias)
     s, d = numbers(stride, n, "stride"), numbers(dilation, n, "dilation")
     if isinstance(padding, str):
         x, padding = _padded_by_name(x, padding, weight.shape[2:], s, d)
@@ -151,6 +152,7 @@ def transposed_convolution(
         return transposed_convolution(
             x.unsqueeze(0), weight, bias, stride, padding, output_padding, groups, dilation, n
         ).squeeze(0)
+    expect_shape(f"conv_transpose{n}d", (weight.shape[1] * groups,), bias=bias)
     s, p, d, o = (
         numbers(stride, n, "stride"),
         numbers(padding, n, "padding"),

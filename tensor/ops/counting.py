@@ -126,11 +126,11 @@ class CountingMixin:
         return base._scatter_at(value, [self.cast(dtypes.int64)], "add")
 
     def histc(self: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:
-        """How many elements lie in each of `bins` equal parts of [min, max] (both 0: of the data's range),
+        """How many elements lie in each of `bins` equal parts of [min, max] (if they are equal: of the data's range),
         in this type."""
         if not self.dtype.is_float:
             raise TypeError(f"histc needs a float tensor, not {self.dtype.name}; cast first")
-        low, high = self._range_of("histc", bins, None if min == max == 0 else (min, max))
+        low, high = self._range_of("histc", bins, None if min == max and math.isfinite(min) else (min, max))
         return self.flatten()._bins(low, high, bins, None)
 
     def _range_of(self: Tensor, name: str, bins: int, range: Any) -> tuple[Tensor, Tensor]:

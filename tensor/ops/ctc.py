@@ -7,6 +7,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from manygrad.tensor.dtype import dtypes
+from manygrad.tensor.ops.checking import checked
 
 if TYPE_CHECKING:
     from manygrad.tensor.tensor import Tensor
@@ -38,6 +39,7 @@ def ctc_loss(
         )
     steps, batch, _ = lp.shape
     frames, lengths = (_lengths(lp, x) for x in (input_lengths, target_lengths))
+    frames = checked(frames, "ctc_loss: input length", steps + 1, lp)
     if single and targets.ndim == 1:
         targets = targets.unsqueeze(0)
     elif targets.ndim == 1:
@@ -48,6 +50,7 @@ def ctc_loss(
             f"{targets.shape}, {frames.shape}, {lengths.shape}"
         )
     size = targets.shape[1]
+    lengths = checked(lengths, "ctc_loss: target length", size + 1, lp)
     labels = targets.cast(dtypes.int64)
     blanks = labels * 0 + blank
     states = (
@@ -60,7 +63,8 @@ def ctc_loss(
     emitted = lp._gather_along(2, states.unsqueeze(0)._broadcast((steps, batch, count)))
     place = lp.arange(count).unsqueeze(0)
     skips = states.ne(_moved(states, 2, -1)) & states.ne(blank) & (place >= 2)
-    alpha = (place < 2)._where(emitted[0], NEVER)
+    nothing = place.eq(0)._where(0.0, NEVER)  # (of no frames, only the empty sequence is made)
+    alpha = (frames > 0).unsqueeze(1)._where((place < 2)._where(emitted[0], NEVER), nothing)
     for t in range(1, steps):
         stay = alpha.logaddexp(_moved(alpha, 1, NEVER))
         new = stay.logaddexp(skips._where(_moved(alpha, 2, NEVER), NEVER)) + emitted[t]

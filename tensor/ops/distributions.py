@@ -44,7 +44,14 @@ class DistributionsMixin:
         if not self.dtype.is_float:
             raise TypeError(f"bernoulli: probabilities are floats, not {self.dtype.name}")
         _check_probability("bernoulli", p)
-        return (self.rand_like(dtypes.float32) < (self if p is None else p)).cast(self.dtype)
+        return self._hits(self.rand_like(dtypes.float32), self if p is None else p).cast(self.dtype)
+
+    def _hits(self: Tensor, u: Tensor, p: Any) -> Tensor:
+        """Where a uniform number lies below the probability `p`, of which tensors are looked at as indices are."""
+        if isinstance(p, (int, float)):
+            return u < p
+        what = "bernoulli: of a probability outside [0, 1], outcome"
+        return checked(((p >= 0) & (p <= 1))._where((u < p).cast(dtypes.int64), 2), what, 2, self).cast(dtypes.bool)
 
     def multinomial(self: Tensor, num_samples: int, replacement: bool = False) -> Tensor:
         """int64 positions drawn along the last dim with probabilities proportional to self: (n,) -> (num_samples,),
@@ -118,7 +125,7 @@ class DistributionsMixin:
 
     def bernoulli_(self: Tensor, p: Any = 0.5) -> Tensor:
         _check_probability("bernoulli_", p)
-        return self._filled_with(self._unit() < p)
+        return self._filled_with(self._hits(self._unit(), p))
 
     def random_(self: Tensor, from_: int = 0, to: int | None = None) -> Tensor:
         """Whole numbers in [from_, to); without `to` as far as the type counts exactly."""
@@ -138,6 +145,6 @@ def _check_above_0(function: str, name: str, number: float) -> None:
 
 
 def _check_probability(function: str, p: Any) -> None:
-    """Probabilities that are tensors are not read."""
+    """Probabilities that are tensors are looked at where they are used."""
     if isinstance(p, (int, float)) and not 0 <= p <= 1:
         raise ValueError(f"{function}: the probability must lie in [0, 1], got {p}")

@@ -313,9 +313,10 @@ def to_array(data: Any, dtype: DType | None) -> np.ndarray:
             array = np.array(_numbers(data) if not isinstance(data, range) else list(data))
         except ValueError as error:
             raise ValueError(f"cannot make a tensor of this nested list: its rows differ in length ({error})") from None
-        if array.dtype.kind in "iu" and array.size and (dtype or dtypes.int64).is_int:
+        kind = dtype or (dtypes.int64 if array.dtype.kind in "iu" else None)
+        if kind is not None and kind.is_int and array.size and array.dtype.kind in "iuf":
             for extreme in (array.min(), array.max()):
-                (dtype or dtypes.int64).fits(int(extreme))
+                kind.fits(extreme.item())
         if dtype is None and (array.dtype == np.float64 or array.size == 0):
             array = array.astype(np.float32)
     else:

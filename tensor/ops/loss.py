@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from manygrad.tensor.dtype import accumulate_dtype
+from manygrad.tensor.ops.broadcast import expect_shape
 from manygrad.tensor.ops.checking import checked
 from manygrad.tensor.ops.distance import pairwise_distance
 from manygrad.tensor.ops.elementary import with_gradient
@@ -216,8 +217,7 @@ def _picked(
     """(−logp[target] · weight[target], weight[target], whether it counts); 0 where the target is `ignore_index`. None
     for what is 1 everywhere."""
     n: Any = logp.shape[d]
-    if weight is not None and weight.shape != (n,):
-        raise ValueError(f"weight has shape {weight.shape}, expected ({n},): one for each class")
+    expect_shape(name, (n,), weight=weight)
     target = checked(target, f"{name}: class", n, logp, spared=ignore_index)
     hit = target.unsqueeze(d).eq(_along(logp.arange(n), d, logp.ndim).cast(target.dtype))
     loss = -hit._where(logp, 0.0).sum(d)
@@ -378,8 +378,7 @@ def multi_margin_loss(input: Tensor, target: Tensor, p: int = 1, margin: float =
     n: Any = input.shape[-1]
     if not target.dtype.is_int:
         raise TypeError(f"multi_margin_loss: targets are class numbers (integers), not {target.dtype.name}")
-    if weight is not None and weight.shape != (n,):
-        raise ValueError(f"multi_margin_loss: weight has shape {weight.shape}, expected ({n},): one for each class")
+    expect_shape("multi_margin_loss", (n,), weight=weight)
     hit = checked(target, "multi_margin_loss: class", n, input).unsqueeze(-1).eq(input.arange(n).cast(target.dtype))
     right = hit._where(input, 0.0).sum(-1, keepdim=True)
     value = (margin - right + input).clamp(min=0)

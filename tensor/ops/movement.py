@@ -143,5 +143,6 @@ class MovementMixin:
 
     def _flipped(self: Tensor, *dims: Any) -> Tensor:
         """`flip` as a view."""
-        flipped = {self._dim(d) for d in _flat(dims)}
+        named = _flat(dims)
+        flipped = self._axes(named) if named else ()
         return self._op(Ops.FLIP, tuple(i in flipped for i in range(self.ndim))) if flipped else self

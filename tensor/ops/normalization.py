@@ -6,6 +6,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from manygrad.tensor.dtype import accumulate_dtype, finfo
+from manygrad.tensor.ops.broadcast import expect_shape
 from manygrad.tensor.ops.elementary import with_gradient
 
 if TYPE_CHECKING:
@@ -77,6 +78,7 @@ class NormalizationMixin:
     ) -> Tensor:
         """Mean 0 and variance 1 over the last dims, which are `normalized_shape`; then · weight + bias."""
         dims = self._last_dims("layer_norm", normalized_shape)
+        expect_shape("layer_norm", self.shape[dims[0] :], weight=weight, bias=bias)
         x = self.cast(accumulate_dtype(self.dtype))
         return _scaled(x._standardized(dims, eps)[0], weight, bias).cast(self.dtype)
 
@@ -85,6 +87,7 @@ class NormalizationMixin:
     ) -> Tensor:
         """x / √(mean(x²) + eps) over the last dims; eps is by default that of the type."""
         dims = self._last_dims("rms_norm", normalized_shape)
+        expect_shape("rms_norm", self.shape[dims[0] :], weight=weight)
         x = self.cast(accumulate_dtype(self.dtype))
         out = x * (x.square().mean(dims, keepdim=True) + (finfo(x.dtype).eps if eps is None else eps)).rsqrt()
         return _scaled(out, weight, None).cast(self.dtype)
@@ -102,6 +105,8 @@ class NormalizationMixin:
         sharding, which also move the running ones (with the unbiased variance); else by the running ones."""
         if self.ndim < 2:
             raise ValueError(f"batch_norm needs a batch and a channel dim, the input has shape {self.shape}")
+        expect_shape("batch_norm", self.shape[1:2], weight=weight, bias=bias, running_mean=running_mean,
+                     running_var=running_var)  # fmt: skip
         x = self.cast(accumulate_dtype(self.dtype))
         w, b = (None if t is None else _per_channel(t, self.ndim) for t in (weight, bias))
         if not training:
@@ -134,6 +139,8 @@ class NormalizationMixin:
             raise ValueError(
                 f"instance_norm needs (N, C, ...) with more than 1 position, the input has shape {self.shape}"
             )
+        expect_shape("instance_norm", self.shape[1:2], weight=weight, bias=bias, running_mean=running_mean,
+                     running_var=running_var)  # fmt: skip
         x = self.cast(accumulate_dtype(self.dtype))
         n = prod(self.shape[2:])
         out, mean, var = x._standardized(tuple(range(2, self.ndim)), eps)
@@ -150,6 +157,7 @@ class NormalizationMixin:
         each normalised over its channels and positions."""
         if self.ndim < 2 or self.shape[1] % num_groups:
             raise ValueError(f"group_norm: {num_groups} groups do not divide the channels (dim 1) of {self.shape}")
+        expect_shape("group_norm", self.shape[1:2], weight=weight, bias=bias)
         x = self.cast(accumulate_dtype(self.dtype)).reshape(
             self.shape[0], num_groups, self.shape[1] // num_groups, *self.shape[2:]
         )

@@ -47,7 +47,7 @@ class ReshapingMixin:
         """Without the dims of size 1: all of them, or those of `dim` that are."""
         if dim is None:
             return self.reshape(tuple(d for d in self.shape if not _is_one(d)))
-        dims = {self._dim(d) for d in ((dim,) if isinstance(dim, int) else dim)}
+        dims = self._axes(dim) if isinstance(dim, int) or dim else ()
         return self.reshape(tuple(d for i, d in enumerate(self.shape) if not (i in dims and _is_one(d))))
 
     def unsqueeze(self: Tensor, dim: int) -> Tensor:

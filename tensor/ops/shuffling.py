@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+from manygrad.tensor.ops.broadcast import expect_shape
 from manygrad.tensor.ops.convolution import Pair, numbers
 
 if TYPE_CHECKING:
@@ -98,6 +99,7 @@ def bilinear(input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None
             "expected (..., in1), (..., in2), (out, in1, in2)"
         )
     out, in1, in2 = weight.shape
+    expect_shape("bilinear", (out,), bias=bias)
     left = input1.matmul(weight.permute(1, 0, 2).reshape(in1, out * in2)).reshape((*input1.shape[:-1], out, in2))
     y = (left * input2.unsqueeze(-2)).sum(-1)
     return y if bias is None else y + bias

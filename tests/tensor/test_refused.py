@@ -3,17 +3,36 @@ windows, weights, ranges, targets."""
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 
-from manygrad import Tensor
+from manygrad import Tensor, nn
 from manygrad.nn import functional as F
 
 NAN, INF = float("nan"), float("inf")
 X3, X4 = Tensor.ones(1, 1, 8), Tensor.ones(1, 1, 8, 8)
+WIDE = Tensor.ones(2, 4, 8, 8)
 W3, W4 = Tensor.ones(1, 1, 3), Tensor.ones(1, 1, 3, 3)
+
+# calls with a parameter of one element for four channels, which would broadcast
+PARAMETERS: dict[str, Callable[[Tensor], object]] = {
+    "conv2d's bias": lambda t: F.conv2d(WIDE, W4.expand(4, 4, 3, 3), t),
+    "conv_transpose2d's bias": lambda t: F.conv_transpose2d(WIDE, W4.expand(4, 4, 3, 3), t),
+    **{f"layer_norm's {name}": lambda t, name=name: WIDE.mean((2, 3)).layer_norm(4, **{name: t})
+       for name in ("weight", "bias")},
+    "rms_norm's weight": lambda t: WIDE.mean((2, 3)).rms_norm(4, t),
+    **{f"group_norm's {name}": lambda t, name=name: WIDE.group_norm(2, **{name: t}) for name in ("weight", "bias")},
+    **{f"{norm.__name__}'s {name}": lambda t, norm=norm, flag=flag, name=name: norm(
+           WIDE, **{"running_mean": None, "running_var": None, name: t}, **{flag: True})
+       for norm, flag in ((Tensor.batch_norm, "training"), (Tensor.instance_norm, "use_input_stats"))
+       for name in ("running_mean", "running_var", "weight", "bias")},
+    "bilinear's bias": lambda t: F.bilinear(X4[0, 0], X4[0, 0], Tensor.ones(4, 8, 8), t),
+    "cross_entropy's weight": lambda t: F.cross_entropy(WIDE, WIDE[:, 0].int(), weight=t),
+    "LinearCrossEntropyLoss's weight": lambda t: nn.LinearCrossEntropyLoss(3, 4, weight=t),
+}  # fmt: skip
 
 REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "Tensor(2**63)": (lambda: Tensor(2**63), ValueError, "int64 does not hold 9223372036854775808"),
@@ -26,6 +45,23 @@ REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "full": (lambda: Tensor.full((2,), 2**31, dtype="int32"), ValueError, "int32 does not hold 2147483648"),
     "full_like": (lambda: Tensor([1], dtype="int8").full_like(128), ValueError, "int8 does not hold 128"),
     "assign": (lambda: Tensor([1], dtype="int8").assign(128), ValueError, "int8 does not hold 128"),
+    "Tensor([nan], int32)": (lambda: Tensor([NAN], dtype="int32"), ValueError, "int32 does not hold nan"),
+    "Tensor([3e9], int32)": (lambda: Tensor([1.0, 3e9], dtype="int32"), ValueError, "int32 does not hold 3000000000.0"),
+    **{f"{name} beyond 64 bits": (lambda f=f: f(Tensor([1]), 2**64), ValueError, "int64 does not hold 1844")
+       for name, f in (("+", operator.add), ("-", lambda x, n: n - x), ("<", operator.lt), ("==", Tensor.eq),
+                       ("&", operator.and_), ("pow", operator.pow), ("maximum", Tensor.maximum))},
+    "uint64 + 2**64": (lambda: Tensor([1], dtype="uint64") + 2**64, ValueError, "uint64 does not hold"),
+    **{f"{name}(300) of int8": (lambda f=f: f(Tensor([1], dtype="int8"), 300), ValueError, "int8 does not hold 300")
+       for name, f in (("clamp(max)", lambda x, n: x.clamp(max=n)), ("clamp(min)", lambda x, n: x.clamp(n)),
+                       ("masked_fill", lambda x, n: x.masked_fill(x > 0, n)), ("where", lambda x, n: x.where(x > 0, n)),
+                       ("where, first", lambda x, n: (x > 0).where(n, x)))},
+    "masked_fill(inf) of int64": (
+        lambda: Tensor([1]).masked_fill(Tensor([True]), INF), ValueError, "int64 does not hold inf"),
+    **{f"{name}, a dim twice": (lambda n=name: getattr(X4, n)((0, -4)), ValueError, "a dim stands twice")
+       for name in ("flip", "squeeze", "sum", "amax", "all", "var", "logsumexp")},
+    **{f"{name} of another shape": (lambda f=f: f(Tensor.ones(1)), ValueError, r"has shape \(1,\), expected \(4,\)")
+       for name, f in PARAMETERS.items()},
+    "conv2d, bias (1, 4)": (lambda: F.conv2d(WIDE, W4.expand(4, 4, 3, 3), Tensor.ones(1, 4)), ValueError, "bias has"),
     "conv1d, stride -1": (lambda: F.conv1d(X3, W3, stride=-1), ValueError, "stride is at least 1, not -1"),
     "conv2d, stride 0": (lambda: F.conv2d(X4, W4, stride=(1, 0)), ValueError, "stride is at least 1"),
     "conv2d, dilation 0": (lambda: F.conv2d(X4, W4, dilation=0), ValueError, "dilation is at least 1"),
@@ -79,7 +115,8 @@ REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "multi_margin_loss, targets": (
         lambda: F.multi_margin_loss(X4[0, 0], Tensor.ones(8)), TypeError, "targets are class numbers"),
     "multi_margin_loss, weight": (
-        lambda: F.multi_margin_loss(X4[0, 0], Tensor([1] * 8), weight=Tensor(1.0)), ValueError, "one for each class"),
+        lambda: F.multi_margin_loss(X4[0, 0], Tensor([1] * 8), weight=Tensor(1.0)), ValueError,
+        r"weight has shape \(\), expected \(8,\)"),
     "margin_ranking_loss": (
         lambda: F.margin_ranking_loss(X4[0, 0], X4[0, 0], Tensor(1.0)), ValueError, "equally many dims"),
     "triplet_margin_loss": (
@@ -103,6 +140,23 @@ def test_multinomial_of_what_is_no_weight(weights: list[float], replacement: boo
     with pytest.raises(IndexError, match=r"weights that are negative, not finite.*test_refused.py"):
         drawn.numpy()
     assert Tensor([0.0, 2.0]).multinomial(1, replacement).tolist() == [1]
+
+
+@pytest.mark.parametrize("p", [-0.1, 1.5, NAN, INF])
+def test_bernoulli_of_what_is_no_probability(p: float) -> None:
+    for draw in (Tensor.bernoulli, lambda ps: Tensor.zeros(3).contiguous().bernoulli_(ps)):
+        drawn = draw(Tensor(np.array([0.0, p, 1.0], np.float32)))
+        with pytest.raises(IndexError, match=r"a probability outside \[0, 1\].*test_refused.py"):
+            drawn.numpy()
+    assert Tensor([0.0, 1.0]).bernoulli().tolist() == [0, 1]
+
+
+@pytest.mark.parametrize(("frames", "labels"), [([6, 5], [2, 2]), ([5, -1], [2, 2]), ([5, 5], [3, 2])])
+def test_ctc_loss_of_lengths_that_are_not_there(frames: list[int], labels: list[int]) -> None:
+    for kind in (list, Tensor):
+        loss = F.ctc_loss(Tensor.ones(5, 2, 3), Tensor([[1, 1], [1, 2]]), kind(frames), kind(labels))
+        with pytest.raises(IndexError, match=r"ctc_loss: (input|target) length.*test_refused.py"):
+            loss.numpy()
 
 
 def test_multinomial_without_replacement_needs_as_many_weights_above_0() -> None:

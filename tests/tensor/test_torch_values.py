@@ -24,6 +24,10 @@ VALUES: dict[str, tuple[Callable[[], Tensor], Any]] = {
     "corrcoef of one row": (lambda: Tensor([[1.0, 2, 4]]).corrcoef(), 1.0),
     "histogram": (lambda: Tensor([-2.3250308, 0.1, 0.2, 2.0023925]).histogram(3).hist, [1, 2, 1]),
     "histogram of nothing": (lambda: Tensor([]).histogram(2).bin_edges, [0, 0.5, 1]),
+    "histc of an empty range": (lambda: Tensor.arange(10.0).histc(3, 2, 2), [3, 3, 4]),
+    "ctc_loss of no frames": (
+        lambda: F.ctc_loss(Tensor.ones(3, 4, 3).log_softmax(-1), Tensor([[1], [1], [1], [1]]), Tensor([0, 0, 1, 1]),
+                           Tensor([0, 1, 0, 1]), reduction="none"), [0, math.inf, math.log(3), math.log(3)]),
     "pinv": (lambda: linalg.pinv(Tensor([[1.0, 2], [2, 4]])), [[0.04, 0.08], [0.08, 0.16]]),
     "pinverse": (
         lambda: Tensor([[1.0, 2], [2, 4], [3, 6]]).pinverse(), [[1 / 70, 2 / 70, 3 / 70], [2 / 70, 4 / 70, 6 / 70]]),
