@@ -44,6 +44,9 @@ class Engine(Protocol):
         """Compute the tensors; their `uop` becomes a BUFFER.
         With `pending` all assignments that wait are carried out, too."""
 
+    def carry_out(self, tensors: list[Tensor]) -> None:
+        """Has the assignments to these tensors that wait be carried out, but for where a function is being traced."""
+
     def from_numpy(self, array: np.ndarray, dtype: DType, device: str, share: bool = False) -> UOp:
         """A BUFFER that holds a copy of `array`, or, with `share` where the device's memory is the host's,
         that is its memory."""

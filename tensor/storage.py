@@ -40,6 +40,7 @@ from manygrad.tensor.uop.views import OTHER_WIDTH, STEPS, below, memory, rebased
 if TYPE_CHECKING:
     from manygrad.tensor.tensor import Tensor
 
+MOST_WAITING = 64  # writes to the same memory: a schedule compares each of them with all others
 RECENT = 32  # keys that who asks for newer tensors looks at first
 MEMORY = frozenset({Ops.BUFFER, Ops.AFTER, Ops.PARAM})
 
@@ -311,6 +312,16 @@ def write(t: Tensor, value: Tensor, anew: bool) -> None:
         UOp(Ops.AFTER, base.dtype, (base, mark(UOp(Ops.STORE, dtypes.void, (target, value.uop))))),
         pending=True,
     )
+    if waiting(base) >= MOST_WAITING:
+        engine().carry_out([t])
+
+
+def waiting(u: UOp) -> int:
+    """How many writes to a memory wait."""
+    count = 0
+    while u.op is Ops.AFTER:
+        count, u = count + 1, u.src[0]
+    return count
 
 
 def place(whole: Tensor, moves: list[UOp], value: Tensor) -> Tensor:

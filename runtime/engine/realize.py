@@ -35,7 +35,7 @@ from manygrad.tensor.deferred.thread import flush_trace
 from manygrad.tensor.dtype import DType, dtypes
 from manygrad.tensor.engine import MadeCalls, default_device
 from manygrad.tensor.environment import FAILED_STEPS
-from manygrad.tensor.function import refuse_traced
+from manygrad.tensor.function import TRACING, refuse_traced
 from manygrad.tensor.lock import locked
 from manygrad.tensor.source import LINE, line_of, mark, user_line
 from manygrad.tensor.storage import LIVE, MEMORY, MOVES, PENDING, Storage
@@ -214,6 +214,10 @@ class RealizeEngine:
                 drop(_failing([t for t in waiting if memory(t.uop).op is Ops.AFTER])[0], new_buffer)
                 raise
             self._go_on_without(waiting, tensors, error)
+
+    def carry_out(self, tensors: list[Tensor]) -> None:
+        if not TRACING:
+            self.realize(tensors, pending=False)
 
     def _keep_out_of_capture(self, wanted: list[Tensor]) -> None:
         """Values from before a JIT began to record, which read what is about to be overwritten, are computed now,
