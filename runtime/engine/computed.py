@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from manygrad.runtime.engine.linear import capture
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.gradient import carries
-from manygrad.tensor.storage import PENDING, TRAINED, unrealized
+from manygrad.tensor.storage import PENDING, TRAINED, start, unrealized
 from manygrad.tensor.stored import HISTORY, ORIGIN, SOURCES, WRITTEN, Sources, has_ended
 from manygrad.tensor.tensor import Tensor
 from manygrad.tensor.uop import Ops, UOp, standing_on, toposort
@@ -120,11 +120,8 @@ def kept_on_the_way(effects: list[UOp], overwritten: set[UOp]) -> list[UOp]:
     """Values stored on the way that were made from what is overwritten now, or by an assignment that waits, and not by
     training: the random numbers of a dropout. backward() after item() needs them; they could not be computed again.
     """
-    for t in PENDING:
-        u = memory(t.uop)
-        while u.op is Ops.AFTER:
-            u = u.src[0]
-            overwritten = overwritten | {u}
+    waiting = {memory(t.uop) for t in PENDING}
+    overwritten = overwritten | {start(u).src[0] for u in waiting if u.op is Ops.AFTER}
     if not overwritten or not (trained := _trained(effects)):
         return []
     readers = standing_on(effects, overwritten.__contains__, Ops.AFTER)

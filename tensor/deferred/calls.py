@@ -158,8 +158,8 @@ class TraceValues:
         self.refs[number] = weakref.ref(t)
 
     def living(self) -> list[tuple[int, Tensor]]:
-        """The values that somebody has, each with its number."""
-        return [(n, t) for n, ref in enumerate(self.refs) if (t := ref()) is not None]
+        """The values that somebody has, and that have not become tensors to train, each with its number."""
+        return [(n, t) for n, ref in enumerate(self.refs) if (t := ref()) is not None and "_value" in t.__dict__]
 
     def storage_of(self, t: Tensor) -> int:
         """The number of the first value that is one storage with `t`, a new one; -1: it is the first."""

@@ -60,8 +60,10 @@ class Spec:
 
     @staticmethod
     def of(t: Tensor) -> Spec | None:
-        """None where it cannot be told beforehand."""
+        """None where it cannot be told beforehand, or it is one to train."""
         u = t.uop
+        if t._requires_grad:
+            return None
         is_plain = type(t) is Tensor and all(type(d) is int for d in u.shape)
         if not is_plain or not engine().follows(u.device) or not engine().follows(t._device):
             return None

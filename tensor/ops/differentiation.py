@@ -71,6 +71,7 @@ class DifferentiationMixin:
         CHANGES.count += flag is not self._requires_grad
         self._requires_grad = flag
         if changed:
+            self.__dict__.pop("_value", None)  # (no value of a step's, from here on: a step is one of it)
             TRAINED.add(self)
             self._become(self.uop, self._storage)
         elif not flag:

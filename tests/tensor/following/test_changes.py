@@ -13,7 +13,9 @@ from manygrad import Context, Tensor, TinyJit, nn, no_grad
 from manygrad.errors import LostValue
 from manygrad.nn import functional as F
 from manygrad.tensor.deferred.calls import Making
+from manygrad.tensor.deferred.trace import THREAD
 from manygrad.tensor.environment import FOLLOW
+from manygrad.tensor.uop import Ops
 from tests.tensor.following.loops import Training, array, same
 
 pytestmark = pytest.mark.skipif(not FOLLOW, reason="FOLLOW=0: no call is put off")
@@ -175,7 +177,7 @@ def test_an_error_of_calls_that_are_put_off_is_told_as_it_is(read: bool, monkeyp
         tried.append(calls)
         raise ArithmeticError("planted")
 
-    for fail in (False, True):
+    for fail in (False, False, True):
         y = Tensor(array(3)) * 2
         z = y + 1
         if not fail:
@@ -187,3 +189,21 @@ def test_an_error_of_calls_that_are_put_off_is_told_as_it_is(read: bool, monkeyp
         with pytest.raises(LostValue, match=r"shape \(3,\) has no value: its computation failed with .*planted"):
             z.tolist()
     assert len(tried) == 1
+
+
+def test_a_weight_that_another_thread_computes_between_two_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that is evaluated by threads before anybody has computed its weights."""
+    found: list[np.ndarray] = []
+    for i in range(3):
+        w = Tensor.rand(3).requires_grad_() if i else Tensor(array(3)).realize().requires_grad_()
+        y = (w.detach() * Tensor(array(3, seed=i))).sum()
+        trace = THREAD.trace
+        if i == 2:  # (its realize has looked for calls that are put off before there were any)
+            monkeypatch.setattr(trace, "is_busy", True)
+            thread = threading.Thread(target=w.realize)
+            thread.start()
+            thread.join(60)
+            monkeypatch.setattr(trace, "is_busy", False)
+            assert w.uop.op is Ops.BUFFER
+        found.append(y.numpy())
+        np.testing.assert_allclose(found[-1], (w.numpy() * array(3, seed=i)).sum(), rtol=1e-6)

@@ -9,7 +9,7 @@ from manygrad import Tensor, nn, no_grad
 from manygrad.nn import functional as F
 from manygrad.runtime.jit.results import ResultMemory
 from manygrad.tensor.environment import FOLLOW
-from tests.tensor.following.loops import Training, array, same
+from tests.tensor.following.loops import Counts, Training, array, same
 
 pytestmark = pytest.mark.skipif(not FOLLOW, reason="FOLLOW=0: no call is put off")
 
@@ -81,3 +81,49 @@ def test_a_gradient_of_ones_own(read: bool, drop: bool, by_hand: bool) -> None:
         return [*found, *loop.state()]
 
     same(run)
+
+
+@pytest.mark.parametrize("how", ["rand", "full", "set"])
+def test_tensors_to_train_that_are_made_in_each_step(how: str) -> None:
+    def leaf() -> Tensor:
+        if how == "set":
+            return Tensor.rand(3).requires_grad_()
+        return Tensor.rand(3, requires_grad=True) if how == "rand" else Tensor.full((3,), 2.0, requires_grad=True)
+
+    def run() -> list[np.ndarray]:
+        Tensor.manual_seed(5)
+        found = []
+        for i in range(6):
+            noise = Tensor.rand(3)
+            w = leaf()
+            y = (w * w * (noise + Tensor(array(3, seed=i)))).sum()
+            y.backward()
+            assert w.requires_grad and not y.detach().requires_grad and w.grad is not None
+            found += [w.grad.numpy(), w.numpy(), y.numpy(), Tensor.rand(2).numpy()]
+        return found
+
+    same(run)
+
+
+@pytest.mark.parametrize("how", ["rand", "full", "set"])
+def test_a_step_of_tensors_made_by_hand_is_replayed(counts: Counts, how: str) -> None:
+    """They are values of no step, though this thread has made them, and nothing was read since."""
+
+    def run() -> list[np.ndarray]:
+        Tensor.manual_seed(5)
+        if how == "set":
+            w = Tensor.rand(3).requires_grad_()
+        else:
+            w = Tensor.rand(3, requires_grad=True) if how == "rand" else Tensor.full((3,), 2.0, requires_grad=True)
+        found = []
+        for i in range(9):
+            y = (w * Tensor(array(3, seed=i))).square().sum()
+            y.backward()
+            with no_grad():
+                w -= w.grad * 0.1
+            w.grad = None
+            found.append(y.numpy())
+        return [*found, w.numpy()]
+
+    same(run)
+    assert counts.replays >= 5
