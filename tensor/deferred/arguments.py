@@ -65,7 +65,7 @@ class External:
         trained = bool(x._requires_grad)
         state = trained or "_is_state" in x.__dict__
         if u.op is not Ops.BUFFER and is_carried(x):
-            engine().realize([x], pending=False)
+            engine().realize([x])
             u = x.uop
         if state:
             where = u.device

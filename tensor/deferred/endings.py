@@ -56,7 +56,7 @@ def end_with_step(
         note_communication(since)
         # (as a replay does: what lives on lazily would keep the next step from being one)
         if carried := [t for _, t in trace.values.living() if is_carried(t)]:
-            engine().realize(carried, pending=False)
+            engine().realize(carried)
 
 
 def settings(optimizer: Any) -> list[Any]:
@@ -125,7 +125,7 @@ def read_as_one(trace: Trace, numbers: Sequence[int]) -> tuple[bool, bool]:
         # (what lives on is stored, too: each step that carried it on would compute more)
         if is_made:
             carried = [n for n, t in living if n not in numbers and t.uop.op is not Ops.BUFFER and is_carried(t)]
-            engine().realize([t for n, t in living if n in carried], pending=False)
+            engine().realize([t for n, t in living if n in carried])
         else:
             carried = [n for n, _ in living if n in trace.carried()]
         numbers = trace.values.one_storage([*numbers, *carried], living)

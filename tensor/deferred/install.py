@@ -108,8 +108,9 @@ def _read(fn: Callable[..., Any]) -> Callable[..., Any]:
         if THREAD.is_inside:
             return fn(*args, **kwargs)
         with LOCK:  # (what was computed is read before another thread finds a fault, and takes it for its own)
+            since = engine().communicated()
             _have_read([x for x in args if isinstance(x, Tensor)])
-            stored, since = args[0].__dict__.get("_stored"), engine().communicated()
+            stored = args[0].__dict__.get("_stored")
             THREAD.is_inside = True
             try:
                 if stored is None:

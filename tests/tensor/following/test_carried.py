@@ -165,3 +165,24 @@ def test_values_that_a_frame_holds_while_metrics_are_read(counts: Counts) -> Non
 
     same(run)
     assert counts.replays >= 6
+
+
+@pytest.mark.parametrize("steps", [1, 2, 4])
+def test_noise_that_a_frame_holds_while_the_loss_is_read_before_backward(steps: int) -> None:
+    """It is stored by the read, and so is the note of what was drawn: the masks of a dropout stay."""
+
+    def run() -> list[np.ndarray]:
+        loop = Training(nn.Dropout(0.5))
+        found = []
+        with Tensor.train():
+            for i in range(steps):
+                x = Tensor(array(5, 4, seed=i))
+                noisy = x + x.randn_like() * 0.1
+                loss = loop.model(noisy).square().mean()
+                found.append(loss.numpy())
+                loss.backward()
+                loop.optimizer.step()
+                loop.optimizer.zero_grad()
+        return [*found, *loop.state()]
+
+    same(run)
