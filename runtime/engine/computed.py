@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from manygrad.runtime.engine.linear import capture
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.gradient import carries
-from manygrad.tensor.storage import PENDING, TRAINED, start, unrealized
+from manygrad.tensor.storage import PENDING, TRAINED, unrealized
 from manygrad.tensor.stored import HISTORY, ORIGIN, SOURCES, WRITTEN, Sources, has_ended
 from manygrad.tensor.tensor import Tensor
 from manygrad.tensor.uop import Ops, UOp, standing_on, toposort
@@ -121,13 +121,20 @@ def kept_on_the_way(effects: list[UOp], overwritten: set[UOp]) -> list[UOp]:
     training: the random numbers of a dropout. backward() after item() needs them; they could not be computed again.
     """
     waiting = {memory(t.uop) for t in PENDING}
-    overwritten = overwritten | {start(u).src[0] for u in waiting if u.op is Ops.AFTER}
+    overwritten = overwritten | {before for u in waiting for before in _earlier(u)}
     if not overwritten or not (trained := _trained(effects)):
         return []
     readers = standing_on(effects, overwritten.__contains__, Ops.AFTER)
     return [
         u for u in toposort(effects) if u.op is Ops.CONTIGUOUS and u.arg is None and u in readers and u not in trained
     ]
+
+
+def _earlier(u: UOp) -> Iterator[UOp]:
+    """What a memory that assignments wait for was before each of them."""
+    while u.op is Ops.AFTER:
+        u = u.src[0]
+        yield u
 
 
 def _trained(roots: Iterable[UOp]) -> set[UOp]:
