@@ -36,23 +36,23 @@ def snapshot(
 ) -> dict[str, tuple[list[TensorPart], list[np.ndarray]]]:
     """By name: who writes which parts, and copies of this rank's own ones. What is lazy, or a view, is computed first,
     by all that hold it; `copies` are kept, not copied again. Cost: a pass over memory."""
-    lazy = [t.detach().clone() for t in tensors.values() if isinstance(t, Tensor) and t.numel() and _is_view(t)]
+    # (asked once: by what is computed here, or in another thread, a lazy value becomes a stored one)
+    lazy = {
+        name: t.detach().clone()
+        for name, t in tensors.items()
+        if isinstance(t, Tensor) and t.numel() and t.uop.op is not Ops.BUFFER
+    }
     if lazy:
-        lazy[0].realize(*lazy[1:])
-    stored, rank = iter(lazy), current().world.rank
+        first, *others = lazy.values()
+        first.realize(*others)
+    rank = current().world.rank
     divided = divide([layout_of(t) for t in tensors.values()])
     out = {}
     for (name, t), parts in zip(tensors.items(), divided):
-        whole = t
-        if isinstance(t, Tensor) and t.numel():
-            whole = next(stored) if _is_view(t) else t
+        whole = lazy.get(name, t)
         own = whole is not t or name in copies  # and nobody else writes there
         out[name] = parts, [_part(whole, p.box, own) for p in parts if p.owner == rank]
     return out
-
-
-def _is_view(t: Tensor) -> bool:
-    return t.uop.op is not Ops.BUFFER
 
 
 def _part(t: Tensor | np.ndarray, box: Bounds, own: bool) -> np.ndarray:

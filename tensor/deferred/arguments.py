@@ -12,7 +12,7 @@ from manygrad.tensor.engine import engine
 from manygrad.tensor.storage import is_stored
 from manygrad.tensor.stored import HISTORY
 from manygrad.tensor.tensor import Tensor
-from manygrad.tensor.uop import GroupOp, Ops, UOp
+from manygrad.tensor.uop import Ops, UOp
 from manygrad.tensor.uop.shape import Shape, numel
 from manygrad.tensor.uop.views import memory
 
@@ -21,7 +21,6 @@ MOST_CARRIED = 1 << 24  # bytes of a lazy value that is stored though it is larg
 NOBODY: Any = None
 CONSTANTS = frozenset({bool, int, str, type(None), type(Ellipsis), DType, type})
 _LAZY = frozenset({Ops.CAST, Ops.DETACH, Ops.RESHAPE})  # of a buffer: an external value that is stored first
-_ALONE = GroupOp.ELEMENTWISE | GroupOp.MOVEMENT | {Ops.BUFFER, Ops.CONST, Ops.DETACH, Ops.CONTIGUOUS}
 _SPREAD = frozenset({Ops.CAST, Ops.DETACH, Ops.RESHAPE, Ops.EXPAND})  # of a constant
 
 
@@ -83,6 +82,14 @@ class External:
         self.is_state.append(state)
         return x
 
+    def tensor(self, number: int) -> Tensor:
+        """One of them, which the program has."""
+        found: Tensor | None = self.tensors[number]
+        if found is NOBODY:
+            found = self.released[number][0]()
+        assert found is not None
+        return found
+
     def inputs(self) -> list[Tensor]:
         """The tensors that may be others each time."""
         return [t for t, state in zip(self.tensors, self.is_state) if not state]
@@ -128,17 +135,18 @@ def note_state(tensors: list[Tensor]) -> None:
 def is_carried(x: Tensor) -> bool:
     """Whether a value from before is lazy, and can be stored: its computation would go on growing in each step that
     carries it on (`total = total + loss.detach()`), and no step that reads it would be a replay. Not where a gradient
-    flows through it, or another worker is needed to compute it; nor where it may be meant never to be stored."""
+    flows through it, it lies on no device yet, or it may be meant never to be stored; nor on several workers, of which
+    one alone may come to it."""
     u = x.uop
-    if is_constant(u) or is_stored(u) or not all(type(d) is int for d in u.shape) or not engine().follows(u.device):
+    if u.device is None or is_stored(u) or not all(type(d) is int for d in u.shape) or not engine().follows(u.device):
+        return False
+    if engine().workers()[1] > 1:
         return False
     below = u.toposort()
     if x._requires_grad:  # (made from another one to train; a new model's are all computed at once)
         if not any(v.op is Ops.CONTIGUOUS and v.arg is not None for v in below if v is not u):
             return False
     elif x.requires_grad:
-        return False
-    if engine().workers()[1] > 1 and any(v.op not in _ALONE for v in below):
         return False
     base = memory(u)  # (a view is stored with all of it)
     return nbytes(base.shape, base.dtype) <= most_carried(below)

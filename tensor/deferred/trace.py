@@ -105,21 +105,26 @@ class Trace:
         return self._make(fn, args, kwargs, key, known, code)
 
     def carried(self) -> frozenset[int]:
-        """Numbers of the values that a read stores, too, where the program still has them: all but large ones, and
-        those that a gradient may flow through."""
+        """Numbers of the values that a read stores, too, where the program still has them: all but large ones, those
+        that a gradient may flow through, and those that lie on no device yet; none on several workers, of which one
+        alone may read."""
         if self.node.carried is None:
-            flowing, large = set[int](), set[int]()
+            flowing, kept = set[int](), set[int]()  # kept: storages that stay lazy
             most, storages = most_carried(self.external.nodes), self.values.storages
             for c in self.put_off:
                 if type(c) is not DeferredCall:  # (a read before: what it stored may have a history)
                     flowing.update(c.gives())
                 else:
                     given = dict(zip(c.gives(), [r for r in c.node.results if type(r) is Spec]))
-                    large |= {storages[n] for n, spec in given.items() if nbytes(spec.shape, spec.dtype) > most}
+                    kept |= {
+                        storages[n]
+                        for n, spec in given.items()
+                        if spec.device is None or nbytes(spec.shape, spec.dtype) > most
+                    }
                     if c.may_pass_gradients(flowing):
                         flowing |= {n for n, spec in given.items() if spec.dtype.is_float}
-            found = (n for n in range(len(storages)) if n not in flowing and storages[n] not in large)
-            self.node.carried = frozenset(found)
+            found = (n for n in range(len(storages)) if n not in flowing and storages[n] not in kept)
+            self.node.carried = frozenset(found if engine().workers()[1] == 1 else ())
         return self.node.carried
 
     def has(self, x: Any) -> bool:
@@ -259,7 +264,7 @@ class Trace:
         moves = MOVES.count
         out = self.inside(fn, (loss,), {})
         child = self.node.children.get(key)
-        if child is not None and any(before[id(self.external.tensors[i])][1] is not None for i in child.gradients):
+        if child is not None and any(before[id(self.external.tensor(i))][1] is not None for i in child.gradients):
             self.is_off = True  # (gradients were added up that were not there when the node was made)
             return out
         if child is None:
@@ -272,7 +277,7 @@ class Trace:
             child.is_followed = bool(new) and plain and is_first and -1 not in numbers and None not in specs
             if child.is_followed:
                 child.gradients, child.results = tuple(numbers), [s for s in specs if s is not None]
-        leaves = [self.external.tensors[i] for i in child.gradients]
+        leaves = [self.external.tensor(i) for i in child.gradients]
         self._go_to(child, [t._grad for t in leaves])
         return out
 

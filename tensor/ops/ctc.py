@@ -63,7 +63,7 @@ def ctc_loss(
     emitted = lp._gather_along(2, states.unsqueeze(0)._broadcast((steps, batch, count)))
     place = lp.arange(count).unsqueeze(0)
     skips = states.ne(_moved(states, 2, -1)) & states.ne(blank) & (place >= 2)
-    nothing = place.eq(0)._where(0.0, NEVER)  # (of no frames, only the empty sequence is made)
+    nothing = place.eq(0)._where(0.0, NEVER).cast(lp.dtype)  # (of no frames, only the empty sequence is made)
     alpha = (frames > 0).unsqueeze(1)._where((place < 2)._where(emitted[0], NEVER), nothing)
     for t in range(1, steps):
         stay = alpha.logaddexp(_moved(alpha, 1, NEVER))
