@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from manygrad.runtime.current import current
 from manygrad.runtime.engine.linear import capture
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.gradient import carries
@@ -119,9 +120,11 @@ def _note_sources(values: list[UOp], becomes: dict[UOp, UOp]) -> None:
 def kept_on_the_way(effects: list[UOp], overwritten: set[UOp]) -> list[UOp]:
     """Values stored on the way that were made from what is overwritten now, or by an assignment that waits, and not by
     training: the random numbers of a dropout. backward() after item() needs them; they could not be computed again.
+    (On several workers what waits may be another thing on each: one alone may have read.)
     """
-    waiting = {memory(t.uop) for t in PENDING}
-    overwritten = overwritten | {before for u in waiting for before in _earlier(u)}
+    if current().world.size == 1:
+        waiting = {memory(t.uop) for t in PENDING}
+        overwritten = overwritten | {before for u in waiting for before in _earlier(u)}
     if not overwritten or not (trained := _trained(effects)):
         return []
     readers = standing_on(effects, overwritten.__contains__, Ops.AFTER)
