@@ -121,7 +121,7 @@ class Mail:
 
     def receive(self, peer: int, key: MessageKey, nbytes: int, dtype: str, number: int | None = None) -> Borrowed:
         assert number is None, "messages keep their order here"
-        found, kind, data, done = self.boxes[peer, self.rank].get(timeout=20)
+        found, kind, data, done = self.boxes[peer, self.rank].get(timeout=120)
         assert (found, kind, data.nbytes) == (key, dtype, nbytes), (found, kind, data.nbytes, key, dtype, nbytes)
         return Borrowed(data.ctypes.data, nbytes, lambda held=data: done.set())
 
