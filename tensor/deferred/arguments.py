@@ -19,6 +19,8 @@ from manygrad.tensor.uop.views import memory
 LONGEST = 1024  # list of numbers in a key
 MOST_CARRIED = 1 << 24  # bytes of a lazy value that is stored though it is larger than what it is computed from
 NOBODY: Any = None
+LAZY: set[tuple[Any, ...]] = set()  # calls in the code that were given a lazy value from before
+MOST_PLACES = 4096  # of them
 CONSTANTS = frozenset({bool, int, str, type(None), type(Ellipsis), DType, type})
 _LAZY = frozenset({Ops.CAST, Ops.DETACH, Ops.RESHAPE})  # of a buffer: an external value that is stored first
 _SPREAD = frozenset({Ops.CAST, Ops.DETACH, Ops.RESHAPE, Ops.EXPAND})  # of a constant
@@ -64,8 +66,12 @@ class External:
         trained = bool(x._requires_grad)
         state = trained or "_is_state" in x.__dict__
         if u.op is not Ops.BUFFER and is_carried(x):
-            engine().realize([x])
-            u = x.uop
+            place = tuple(sig[:3])
+            if place in LAZY:  # (met here before: in a loop)
+                engine().realize([x])
+                u = x.uop
+            elif len(LAZY) < MOST_PLACES:
+                LAZY.add(place)
         if state:
             where = u.device
             if where and (type(where) is tuple or "@" in where) and not engine().follows(where):
@@ -114,9 +120,9 @@ class External:
         """Calls that read the inputs from number `first` on were made: these live as long as the program has them."""
         numbers, released = self.numbers, self.released
         for n in range(first, len(self.tensors)):
-            if self.is_state[n]:
-                continue
             t, u = self.tensors[n], self.nodes[n]
+            if self.is_state[n] or t is NOBODY:  # (a destructor that ran meanwhile has called, too)
+                continue
 
             def gone(_: Any, key: int = id(t), n: int = n) -> None:
                 numbers.pop(key, None)

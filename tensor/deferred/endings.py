@@ -22,6 +22,7 @@ from manygrad.tensor.uop.views import memory
 
 OPTIMIZERS: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # each one's own number
 _numbers = itertools.count(1)
+MOST_UNREAD = 16  # values of a trace; then a read stores what lives on, which has no gradient afterwards
 REPLAY, RECORD = range(2)  # as `Engine.agree` has it
 
 
@@ -121,7 +122,9 @@ def read_as_one(trace: Trace, numbers: Sequence[int]) -> tuple[bool, bool]:
         return read_and_write(trace, numbers)
     living = trace.values.living()
     is_made = not trace.put_off or not trace.is_following
-    if numbers:
+    if numbers and len(trace.values) < MOST_UNREAD:
+        numbers = trace.values.one_storage(numbers, living)
+    elif numbers:
         # (what lives on is stored, too: each step that carried it on would compute more)
         if is_made:
             carried = [n for n, t in living if n not in numbers and t.uop.op is not Ops.BUFFER and is_carried(t)]
