@@ -127,7 +127,7 @@ def read_as_one(trace: Trace, numbers: Sequence[int]) -> tuple[bool, bool]:
     elif numbers:
         # (what lives on is stored, too: each step that carried it on would compute more)
         if is_made:
-            carried = [n for n, t in living if n not in numbers and t.uop.op is not Ops.BUFFER and is_carried(t)]
+            carried = [n for n, t in living if n not in numbers and is_carried(t)]
             engine().realize([t for n, t in living if n in carried])
         else:
             carried = [n for n, _ in living if n in trace.carried()]

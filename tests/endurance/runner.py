@@ -30,7 +30,7 @@ from manygrad.tensor.deferred.trace import THREAD, begin
 from manygrad.tensor.deferred.tree import TraceTree
 from manygrad.tensor.storage import LIVE
 from manygrad.tensor.uop.uop import UOp
-from tests.endurance import sources, training, values  # noqa: F401  (which register idioms)
+from tests.endurance import metrics, sources, training, values  # noqa: F401  (which register idioms)
 from tests.endurance.idiom import IDIOMS, Idiom
 
 SHORT, STEPS = 60, 300  # of the test suite, and of the tool
