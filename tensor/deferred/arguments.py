@@ -18,7 +18,6 @@ from manygrad.tensor.uop.views import memory
 
 LONGEST = 1024  # list of numbers in a key
 MOST_CARRIED = 1 << 24  # bytes of a lazy value that is stored though it is larger than what it is computed from
-FEW = 16  # elements of a lazy value that is stored when a call meets it again (not weights in blocks)
 NOBODY: Any = None
 LAZY: set[tuple[Any, ...]] = set()  # calls in the code that were given a lazy value from before
 MOST_PLACES = 4096  # of them
@@ -66,7 +65,8 @@ class External:
         u = x.uop
         trained = bool(x._requires_grad)
         state = trained or "_is_state" in x.__dict__
-        if u.op is not Ops.BUFFER and (trained or numel(u.shape) <= FEW) and is_carried(x):
+        # (a sum or an average; what is larger may have been made for this call, scales of activations say)
+        if u.op is not Ops.BUFFER and (trained or numel(u.shape) == 1) and is_carried(x):
             place = tuple(sig[:3])
             if place in LAZY:  # (met here before: in a loop)
                 engine().realize([x])

@@ -128,7 +128,8 @@ def read_as_one(trace: Trace, numbers: Sequence[int]) -> tuple[bool, bool]:
         # (what lives on is stored, too: each step that carried it on would compute more)
         if is_made:
             carried = [n for n, t in living if n not in numbers and is_carried(t)]
-            engine().realize([t for n, t in living if n in carried])
+            if carried:  # (in one go: what both stand on is computed once)
+                engine().realize([t for n, t in living if n in carried or n in numbers])
         else:
             carried = [n for n, _ in living if n in trace.carried()]
         numbers = trace.values.one_storage([*numbers, *carried], living)

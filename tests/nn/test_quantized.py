@@ -9,7 +9,7 @@ import gguf
 import numpy as np
 import pytest
 
-from manygrad import Context, GlobalCounters, Tensor, TinyJit, nn
+from manygrad import GlobalCounters, Tensor, TinyJit, nn
 from manygrad.nn.quantized.blocks import FORMATS, BlockFormat
 from manygrad.nn.quantized.grid_formats import GRID_FORMATS
 from tests.nn.test_gguf import blocks
@@ -152,10 +152,9 @@ def test_int8_activations_take_three_small_kernels_and_a_product(kind: BlockForm
     Tensor.realize(*w.buffers())
     for rows in (1, 4, 33):
         x = Tensor(normal(rows, 512)).realize()
-        with Context(FOLLOW=0):  # (no value of the test before is stored with it)
-            before = GlobalCounters.kernel_count
-            w.linear(x).realize()
-            assert GlobalCounters.kernel_count == before + 4
+        before = GlobalCounters.kernel_count
+        w.linear(x).realize()
+        assert GlobalCounters.kernel_count == before + 4
 
 
 def test_int8_activations_of_a_quantised_model() -> None:
