@@ -14,7 +14,7 @@ from manygrad.runtime.devices import get_device
 from manygrad.tensor.dtype import dtypes
 
 
-def test_memory_is_freed_with_its_last_user() -> None:
+def test_memory_is_freed_with_its_last_user(no_collection: None) -> None:
     before, held = get_device("CPU").allocated, GlobalCounters.mem_used
     a = Tensor(np.ones(1 << 20, np.float32)).realize()
     b = (a * 2).realize()
@@ -29,7 +29,7 @@ def test_memory_is_freed_with_its_last_user() -> None:
     assert get_device("CPU").allocated == before
 
 
-def test_nothing_is_allocated_before_it_is_needed() -> None:
+def test_nothing_is_allocated_before_it_is_needed(no_collection: None) -> None:
     held = GlobalCounters.mem_used
     t = Tensor.ones(1 << 24) + 1
     assert GlobalCounters.mem_used == held

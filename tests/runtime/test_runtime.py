@@ -101,7 +101,7 @@ def test_schedules_of_functions_are_its_own() -> None:
     assert first is not second
 
 
-def test_devices_are_its_own_and_kernels_are_the_processs() -> None:
+def test_devices_are_its_own_and_kernels_are_the_processs(no_collection: None) -> None:
     device = get_device("CPU:7")
     before = device.allocated
     with use(Runtime()) as fresh:

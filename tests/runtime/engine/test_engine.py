@@ -173,7 +173,7 @@ def test_a_gradient_goes_back_to_where_the_parameter_is() -> None:
     assert w.grad is not None and w.grad.device == "CPU:1" and w.grad.tolist() == [3.0, 3.0]
 
 
-def test_memory_is_counted_where_it_is() -> None:
+def test_memory_is_counted_where_it_is(no_collection: None) -> None:
     before = get_device("CPU:5").allocated, get_device("CPU").allocated
     t = ones(1 << 16, device="CPU:5")
     u = (t + 1).realize()
@@ -232,7 +232,7 @@ def test_debug_4_shows_the_code_and_5_the_passes(capsys: pytest.CaptureFixture[s
     assert all(line[0] in "+-" for lines in by_pass.values() for line in lines)
 
 
-def test_counters_reset_but_not_the_memory() -> None:
+def test_counters_reset_but_not_the_memory(no_collection: None) -> None:
     t = ones(256)
     (t * 2).realize()
     held = GlobalCounters.mem_used

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-
 import numpy as np
 import pytest
 
@@ -333,8 +331,7 @@ def test_without_native_graphs_it_gives_the_same() -> None:
         assert len(f.captured.items) == 2
 
 
-def test_a_capture_keeps_its_memory_and_gives_it_back() -> None:
-    gc.collect()  # what other tests left
+def test_a_capture_keeps_its_memory_and_gives_it_back(no_collection: None) -> None:
     held = GlobalCounters.mem_used
     f = TinyJit(lambda a: ((a + 1).contiguous() * 2).sum(0))
     for _ in range(4):

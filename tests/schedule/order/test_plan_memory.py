@@ -100,7 +100,7 @@ def test_a_replayed_step_allocates_nothing_but_results_that_are_kept(donate: boo
         assert peak_of(device, lambda: [step(x) for _ in range(5)]) == (0 if donate else 4 * 512 * 4)
 
 
-def test_temporaries_are_given_back_after_the_run() -> None:
+def test_temporaries_are_given_back_after_the_run(no_collection: None) -> None:
     device = get_device("CPU:6")
     before = device.allocated
     t = chain(5, "CPU:6")

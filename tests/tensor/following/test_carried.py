@@ -126,7 +126,7 @@ def test_state_that_calls_write_is_seen_where_its_calls_are_made_as_they_come() 
     same(run)
 
 
-def test_what_is_large_stays_lazy() -> None:
+def test_what_is_large_stays_lazy(no_collection: None) -> None:
     count = Tensor.arange(1 << 24)  # 64 MiB, if it were stored
     for i in range(6):
         before = GlobalCounters.mem_used
