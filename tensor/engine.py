@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 class MadeCalls(NamedTuple):
     """Calls that were recorded.
 
-    `out`: what they give; `replay`: of them (`tensor/deferred/tree.py`), where there can be one; `flows`: whether a
-    gradient flows on from what they give. Of values that live on besides: `graphs`, of each by its place; `own`: the
+    `out`: what they give; `replay`: of them (`tensor/deferred/tree.py`), where there can be one; `flowing`: places
+    of what a gradient flows on from. Of values that live on besides: `graphs`, of each by its place; `own`: the
     nodes in them that stand for the inputs; `stored`: places of those that were stored, too, and numbers below 0 of
     memory that they read, which are the last ones of `out`; `lasts`: whether the graphs are right after each replay.
     """
 
     out: list[Tensor]
     replay: Any
-    flows: bool
+    flowing: list[int]
     own: list[UOp]
     graphs: dict[int, UOp]
     stored: list[int]

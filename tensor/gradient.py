@@ -152,7 +152,7 @@ def flow_back(
         if g is None or u not in needed:
             continue
         for hook in (hooks or {}).get(u, ()):
-            g = grads[u] = _hooked(hook, g)
+            g = grads[u] = hooked(hook, g)
         if u.op is Ops.RESULT:
             of_results.setdefault(u.src[0], {})[u.arg] = g
         if u.op is Ops.AFTER and u not in leaves:
@@ -238,7 +238,8 @@ def _viewed_alike(view: UOp, base: UOp, other: UOp) -> UOp:
     return view.replace(dtype=other.dtype, src=(_viewed_alike(view.src[0], base, other),))
 
 
-def _hooked(hook: Callable[[Tensor], Tensor | None], g: Tensor) -> Tensor:
+def hooked(hook: Callable[[Tensor], Tensor | None], g: Tensor) -> Tensor:
+    """What a hook makes of a gradient."""
     new = hook(g)
     if new is not None and (new.shape, new.dtype) != (g.shape, g.dtype):
         raise RuntimeError(

@@ -75,7 +75,12 @@ class ParamGroup(dict[str, Any]):
                 self._scalars[at] = now.reshape(1).to(device)
             else:
                 self._scalars[at] = scalar(now, device)
+            note_state([self._scalars[at], *([now] if isinstance(now, Tensor) else [])])
         return self._scalars[at]
+
+    def numbers(self) -> list[Tensor]:
+        """The hyperparameters in memory."""
+        return list(self._scalars.values())
 
     def current(self, key: str) -> Any:
         """The value in memory, which a captured step may have changed."""
@@ -210,6 +215,10 @@ class Flat:
 
     def is_attached(self) -> bool:
         return all(memory(p.uop) is self.flat.uop for p in self.params)
+
+    def memories(self) -> list[Tensor]:
+        """All that a step reads, but for gradients."""
+        return [self.flat, *self.state.values(), *self.scalars.values(), *self.group.numbers()]
 
     def part(self, name: str, param: Tensor) -> Tensor:
         """A parameter's part of a state."""

@@ -230,11 +230,15 @@ class Optimizer:
         """One update; returns what `closure` (which computes the loss again and calls backward) returned."""
         engine().begin_update()
         if closure is None and is_own(type(self)):
-            step_of_trace(self, self._prepare, self._make_step, self.params)
+            step_of_trace(self, self._prepare, self._make_step, self.params, self._memories)
             return None
         loss = None if closure is None else closure()
         self._make_step()
         return loss
+
+    def _memories(self) -> list[Tensor]:
+        """All that a step reads, but for gradients."""
+        return [t for f in self.flats for t in f.memories()]
 
     def _make_step(self) -> None:
         todo = self.schedule_step()

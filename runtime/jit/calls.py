@@ -84,7 +84,8 @@ def capture_calls(
     made = set() if captured is None else {slot.now.node for slot in captured.results.slots}
     lasts = not over and all(t.uop in made for t in recorded.out)
     lasts = lasts and not any(u.op in (Ops.AFTER, Ops.PARAM) for u in toposort(graphs.values()))
-    return MadeCalls(out, replay, FLOWS in histories, own, graphs, stored, lasts)
+    flowing = [k for k, found in enumerate(histories) if found is FLOWS]
+    return MadeCalls(out, replay, flowing, own, graphs, stored, lasts)
 
 
 def graphs_of(kept: list[Tensor], stable: set[UOp]) -> tuple[dict[int, UOp], dict[UOp, int]]:

@@ -6,7 +6,6 @@ import weakref
 from collections.abc import Iterable
 from typing import Any
 
-from manygrad.tensor.deferred.tensors import DeferredTensor
 from manygrad.tensor.dtype import DType
 from manygrad.tensor.engine import engine
 from manygrad.tensor.storage import is_stored
@@ -190,21 +189,16 @@ def _kind(u: UOp) -> tuple[Any, ...]:
 def told(x: Any, sig: list[Any], serial: int, external: External) -> Any:
     """Appends what a key says of an argument in the trace `serial`; gives what the call is made with later."""
     kind = type(x)
-    if kind is DeferredTensor:
-        of, number = x._value
-        if of == serial:
-            sig.append(number)
-            return FIRST[number] if number < 256 else Value(number)
-        return external.told(x, sig)
     if kind in CONSTANTS:
         sig += (kind, x)
         return x
     if isinstance(x, Tensor):
         value = x.__dict__.get("_value")
-        if value is not None and value[0] == serial:
-            sig.append(value[1])
-            return x
-        return external.told(x, sig)
+        if value is None or value[0] != serial:
+            return external.told(x, sig)
+        number = value[1]
+        sig.append(number)
+        return FIRST[number] if number < 256 else Value(number)
     if kind is float and x == x:
         sig += (float, x or x.hex())  # (-0.0 is not 0.0)
         return x

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import Any
 
 from manygrad.tensor.deferred.arguments import External, Value, resolved
@@ -12,7 +12,7 @@ from manygrad.tensor.deferred.tree import KeptGraphs, Spec, TraceNode
 from manygrad.tensor.engine import engine
 from manygrad.tensor.grad_mode import set_grad_enabled
 from manygrad.tensor.source import standing_at
-from manygrad.tensor.storage import is_one_storage
+from manygrad.tensor.storage import LIVE, is_one_storage
 from manygrad.tensor.tensor import Tensor, _training
 from manygrad.tensor.uop import Ops, UOp
 from manygrad.tensor.uop.rewrite import substitute
@@ -62,11 +62,11 @@ def is_trained(x: Any) -> bool:
 class Read:
     """In the place among calls where values were read: they are stored from then on."""
 
-    __slots__ = ("flows", "memories", "stored")
+    __slots__ = ("flowing", "memories", "read", "stored")
 
-    def __init__(self, read: dict[int, Tensor], flows: bool) -> None:
-        """`read`: by number; `flows`: whether a gradient may, through one of them or of those read before."""
-        self.flows = flows
+    def __init__(self, read: dict[int, Tensor], flowing: frozenset[int] | None) -> None:
+        """`read`: by number; `flowing`: numbers of those that a gradient may flow through."""
+        self.read, self.flowing = read, flowing or frozenset()
         self.stored = {n: t.uop for n, t in read.items()}
         self.memories: dict[UOp, Tensor] = {}  # what they lie in, whole
         for t in read.values():
@@ -74,12 +74,23 @@ class Read:
             if base.op is Ops.BUFFER and base not in self.memories:
                 with set_grad_enabled(True):
                     self.memories[base] = t._new(base)
+                self.memories[base].__dict__["_is_result"] = True
+
+    def of(self, numbers: Container[int]) -> Read:
+        """The read of those of the values that are among these."""
+        kept = {n: t for n, t in self.read.items() if n in numbers}
+        return self if len(kept) == len(self.read) else Read(kept, self.flowing)
 
     def node(self, number: int) -> UOp:
         """Where this value lies; while calls are captured, in an input of the capture's own."""
         u = self.stored[number]
         found = self.memories.get(memory(u))
         return u if found is None else rebased(u, memory(u), found.uop)
+
+    def tensor(self, number: int) -> Tensor:
+        """This value."""
+        with set_grad_enabled(True):
+            return Tensor(self.node(number))
 
     def used(self) -> list[int]:
         return list(self.stored)
@@ -153,13 +164,38 @@ class TraceValues:
         self.refs.append(weakref.ref(t))
 
     def replace(self, number: int, t: Tensor) -> None:
-        """`t` is this value, whose tensor nobody has any more."""
+        """`t` is this value from now on."""
         t.__dict__["_value"] = (self.serial, number)
         self.refs[number] = weakref.ref(t)
 
+    def renew(self, t: Tensor, promise: DeferredTensor) -> None:
+        """`t`, which was another value, is what was promised."""
+        d = t.__dict__
+        for name in ("uop", "_stored"):
+            d.pop(name, None)
+        d |= {k: promise.__dict__[k] for k in ("_leaf", "_storage", "_device", "_trace", "_spec")}
+        t.__class__ = DeferredTensor
+        LIVE.discard(t)
+        self.replace(promise._value[1], t)
+
+    def tensor(self, number: int) -> Tensor | None:
+        """The one that is this value, if somebody has it, and it has not become another one, or one to train."""
+        t = self.refs[number]()
+        return t if t is not None and t.__dict__.get("_value") == (self.serial, number) else None
+
     def living(self) -> list[tuple[int, Tensor]]:
-        """The values that somebody has, and that have not become tensors to train, each with its number."""
-        return [(n, t) for n, ref in enumerate(self.refs) if (t := ref()) is not None and "_value" in t.__dict__]
+        """The values that somebody has, each with its number."""
+        of = self.serial
+        return [
+            (n, t)
+            for n, ref in enumerate(self.refs)
+            if (t := ref()) is not None and (v := t.__dict__.get("_value")) is not None and v[1] == n and v[0] == of
+        ]
+
+    def is_shared(self, t: Tensor) -> bool:
+        """Whether another value has been one storage with it."""
+        serial, number = t.__dict__.get("_value") or (0, 0)
+        return serial == self.serial and self.storages.count(self.storages[number]) > 1
 
     def storage_of(self, t: Tensor) -> int:
         """The number of the first value that is one storage with `t`, a new one; -1: it is the first."""
@@ -176,6 +212,20 @@ class TraceValues:
 PutOff = DeferredCall | Read | Resumed
 
 
+def needed_for(calls: Sequence[PutOff], numbers: Iterable[int]) -> list[PutOff]:
+    """The calls that these values stand on, and the reads of what they stand on."""
+    needed, found = set(numbers), set()
+    for i, call in reversed(list(enumerate(calls))):
+        if type(call) is not Read and not needed.isdisjoint(call.gives()):
+            found.add(i)
+            needed.update(call.read.stored if type(call) is Resumed else call.used())
+    return [
+        call
+        for i, call in enumerate(calls)
+        if i in found or (type(call) is Read and not needed.isdisjoint(call.stored))
+    ]
+
+
 class Making:
     """Calls that were put off are made. `values`: what they gave, by number, for as long as it is used or wanted.
 
@@ -185,6 +235,7 @@ class Making:
     def __init__(self, external: External, settled: TraceValues | None = None) -> None:
         self.external, self.settled = external, settled
         self.values: dict[int, Tensor] = {}
+        self.there: set[int] = set()  # numbers of values whose tensors are computed
 
     def make(self, calls: Sequence[PutOff], wanted: Sequence[int] = ()) -> None:
         """Makes these calls. A value goes with its last use, if it is not wanted: as a program's own do."""
@@ -201,23 +252,34 @@ class Making:
     def _take(self, read: Read) -> set[int]:
         """These values are stored from here on; gives their numbers."""
         values = self.values
-        numbers = [n for n in read.stored if n in values]
+        numbers = [n for n in read.stored if n in values and n not in self.there]
+        for n in read.stored:
+            if n not in values:  # (the call that gave it is not made again)
+                self._give(n, read.tensor(n))
         others = {id(t): t for t in values.values()}
         if self.settled is not None:
             others |= {id(t): t for _, t in self.settled.living() if type(t) is Tensor}
         engine().take_stored([(values[n], read.node(n)) for n in numbers], list(others.values()))
-        return set(numbers)
+        return set(read.stored)
 
     def _resume(self, resumed: Resumed) -> set[int]:
         """The values of calls that were made before."""
         made = resumed.make()
         for n, t in made.items():
-            d = None if self.settled is None or n < 0 else self.settled.refs[n]()
+            d = None if self.settled is None or n < 0 else self.settled.tensor(n)
             if d is not None:
                 t._device = d._device
-                settle(d, t)
-            self.values[n] = t if d is None else d
+            self._give(n, t)
         return set(made)
+
+    def _give(self, number: int, t: Tensor) -> None:
+        """`t` was made for this value; who has that finds it."""
+        d = None if self.settled is None or number < 0 else self.settled.tensor(number)
+        if type(d) is DeferredTensor:
+            settle(d, t)
+        elif d is not None:
+            self.there.add(number)
+        self.values[number] = t if d is None else d
 
     def _make(self, call: DeferredCall) -> set[int]:
         """Makes one call; gives the numbers of what it used and made."""
@@ -232,19 +294,12 @@ class Making:
         finally:
             _training.reset(token)
         if node.gradients:
-            made = [self.external.tensors[i]._grad for i in node.gradients]
+            found = {id(t): g for t, g in out}
+            made = [found[id(self.external.tensors[i])] for i in node.gradients]
         else:
             made = [t for t, r in zip([out] if node.kind is None else out, node.results) if type(r) is Spec]
         for number, t in enumerate(made, node.first):
-            assert t is not None
-            d = None if self.settled is None else self.settled.refs[number]()
-            if d is not None:
-                settle(d, t)
-            elif self.settled is not None and node.gradients:  # (the promise was dropped, and this is in its place)
-                self.settled.replace(number, t)
-            if d is not None and node.gradients:  # (who has asked for it has the promise, and may write to it)
-                self.external.tensors[node.gradients[number - node.first]]._grad = d
-            values[number] = t if d is None else d
+            self._give(number, t)
         return {*call.used(), *call.gives()}
 
 

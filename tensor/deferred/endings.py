@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any
 
-from manygrad.tensor.deferred.arguments import is_carried
-from manygrad.tensor.deferred.calls import DeferredCall, Making, PutOff, Read, Resumed
+from manygrad.tensor.deferred.arguments import UnknownArgument, is_carried, told
+from manygrad.tensor.deferred.calls import DeferredCall, Making, PutOff, Read, Resumed, needed_for
 from manygrad.tensor.deferred.counts import COUNTS
 from manygrad.tensor.deferred.tensors import DeferredTensor, settle
 from manygrad.tensor.deferred.trace import PUT_OFF, THREAD, Trace, begin, flush_others, making_calls, note_communication
 from manygrad.tensor.deferred.tree import KeptGraphs, Key, Spec, TraceEnding, TraceNode
-from manygrad.tensor.engine import engine
+from manygrad.tensor.engine import MadeCalls, engine
 from manygrad.tensor.environment import overridden
 from manygrad.tensor.lock import LOCK
+from manygrad.tensor.storage import TRAINED
 from manygrad.tensor.tensor import Tensor
 from manygrad.tensor.uop import Ops
 from manygrad.tensor.uop.views import memory
@@ -24,29 +25,43 @@ OPTIMIZERS: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  #
 _numbers = itertools.count(1)
 MOST_UNREAD = 16  # values of a trace; then a read stores what lives on, which has no gradient afterwards
 REPLAY, RECORD = range(2)  # as `Engine.agree` has it
+Gradients = Sequence[tuple[Tensor, Any]]  # parameters, each with its gradient, a value of the trace
 
 
 # *** an optimiser's step ***
 
 
 def end_with_step(
-    trace: Trace, optimizer: Any, prepare: Callable[[], Any], step: Callable[[], Any], params: list[Tensor]
+    trace: Trace,
+    optimizer: Any,
+    prepare: Callable[[], Any],
+    step: Callable[[], Any],
+    params: list[Tensor],
+    memories: Callable[[], list[Tensor]],
 ) -> None:
     """Makes a step of an optimiser, with all calls before it. `prepare`: what it does before its first step, and again
-    where parameters were replaced since; that is not captured."""
-    grads: list[Any] = []
-    for p in params:
-        g = p._grad
-        if g is not None and not trace.has(g):
-            trace.is_off, trace.why = True, "a gradient is none of this step's values"
-            break
-        grads.append(None if g is None else g.__dict__["_value"][1])
-    what = ("step", OPTIMIZERS.setdefault(optimizer, next(_numbers)), *grads, *settings(optimizer))
+    where parameters were replaced since; that is not captured. `memories`: what it reads besides gradients."""
+    what: list[Any] = ["step", OPTIMIZERS.setdefault(optimizer, next(_numbers)), *settings(optimizer)]
+    given = [p for p in params if p._grad is not None and not trace.has(p._grad)]
+    if given and not trace.is_off:
+        trace.inside(prepare, (), {})  # (parameters are named by where they lie)
+    try:
+        for p in params:
+            told(p._grad, what, trace.serial, trace.external)
+        for p in given:
+            told(p, what, trace.serial, trace.external)
+    except UnknownArgument as e:
+        trace.is_off, trace.why = True, f"a gradient: {e}"
+    grads = [(p, g) for p in params if (g := p._grad) is not None and trace.has(g)]
     done = False
     try:
-        if may_be_replayed(trace):
+        if may_be_replayed(trace, is_step=True):
             with LOCK:
-                done = step_as_one(trace, what, prepare, step)
+                if not any(
+                    k[: len(what)] == tuple(what) and e.replay is not None for k, e in trace.node.endings.items()
+                ):
+                    trace.inside(prepare, (), {})  # (what it changes, and was put off to be read, is made before)
+                done = all_as_one(trace, tuple(what), step, grads, memories())
         if not done:
             give_up(trace, "the step of an optimiser")
     finally:
@@ -69,27 +84,25 @@ def settings(optimizer: Any) -> list[Any]:
     return found
 
 
-def step_as_one(trace: Trace, what: Key, prepare: Callable[[], Any], step: Callable[[], Any]) -> bool:
-    """Whether the step is made, with all calls before it, by a replay or a recording."""
-    if not any(k[:-1] == what and e.replay is not None for k, e in trace.node.endings.items()):
-        trace.inside(prepare, (), {})  # (what it changes, and was put off to be read, is made before)
-    return all_as_one(trace, what, step)
-
-
-def all_as_one(trace: Trace, what: Key, step: Callable[[], Any] | None) -> bool:
+def all_as_one(
+    trace: Trace,
+    what: Key,
+    step: Callable[[], Any] | None = None,
+    grads: Gradients = (),
+    memories: Sequence[Tensor] = (),
+) -> bool:
     """Whether all calls are made, and then an optimiser's step, by a replay or a recording."""
-    trace.drop_gradients()
     living = trace.values.living()
     numbers = [n for n, _ in living]
     ending = THREAD.ending = trace.node.ending((*what, tuple(numbers)))
-    if not trace.put_off or not trace.is_following:
+    if not trace.is_following or not (trace.put_off or step):
         trace.why = trace.why or ending.plain
         return False
     trace.check()
-    if not may_replay(trace, ending, writes=True):
+    if not may_replay(trace, ending, writes=True, memories=memories):
         return False
 
-    out = computed(trace, ending, trace.put_off, step, numbers, writes=True)
+    out = computed(trace, ending, trace.put_off, step, numbers, writes=True, grads=grads)
     for (_, t), now in zip(living, out):
         settle(t, now)
     trace.is_done()
@@ -118,50 +131,36 @@ def read_as_one(trace: Trace, numbers: Sequence[int]) -> tuple[bool, bool]:
     """(whether the values are there, whether the trace goes on)"""
     if trace.writes and trace.is_following:  # (and a read sees what was written)
         if writes_leaves(trace):
-            return all_as_one(trace, ("all",), None), False
+            return all_as_one(trace, ("all",)), False
         return read_and_write(trace, numbers)
     living = trace.values.living()
-    is_made = not trace.put_off or not trace.is_following
-    if numbers and len(trace.values) < MOST_UNREAD:
-        numbers = trace.values.one_storage(numbers, living)
-    elif numbers:
-        # (what lives on is stored, too: each step that carried it on would compute more)
-        if is_made:
-            carried = [n for n, t in living if n not in numbers and is_carried(t)]
-            if carried:  # (in one go: what both stand on is computed once)
-                engine().realize([t for n, t in living if n in carried or n in numbers])
-        else:
-            carried = [n for n, _ in living if n in trace.carried()]
-        numbers = trace.values.one_storage([*numbers, *carried], living)
+    if not trace.put_off or not trace.is_following:
+        return False, read_as_made(trace, numbers, living)
+    if numbers and stores_unread(trace, ("read", *numbers)):
+        numbers = [*numbers, *(n for n, _ in living if n in trace.carried())]
+    numbers = trace.values.one_storage(numbers, living)
     has_others = any(n not in numbers and not is_read(t) for n, t in living)
     key = ("read", *numbers)
     ending = THREAD.ending = trace.node.ending(key)
-    if is_made:  # (as they came)
-        trace.why = trace.why or ending.plain
-        if ending.has_history is None:
-            ending.has_history = any(t.requires_grad for n, t in living if n in numbers)
-        flows = ending.has_history or any(t.requires_grad for n, t in living if n not in numbers)
-        goes_on = bool(numbers) and (has_others or flows)
-        if goes_on:
-            go_on(trace, key)
-        return False, goes_on
     trace.check()
-    if ending.replay is None and (not numbers or gives_gradients(needed_for(trace, numbers))):
-        ending.plain = "a gradient, or what depends on any call, is read before the step ends"
+    if ending.replay is None and not numbers:
+        ending.plain = "what depends on any call is read before the step ends"
     if not may_replay(trace, ending, writes=False):
         return False, False
 
-    needed = [] if ending.replay is not None else needed_for(trace, numbers)
+    needed = [] if ending.replay is not None else needed_for(trace.put_off, numbers)
     out = computed(trace, ending, needed, None, numbers, writes=False)
-    read = dict(zip(numbers, out))
-    for n, t in living:
-        if n in read:
-            t.__dict__["_stored"] = read[n]
-    flows = bool(ending.has_history) or any(type(c) is Read and c.flows for c in trace.put_off)
-    if has_others or flows:
-        trace.put_off.append(Read(read, flows))
+    read = Read(dict(zip(numbers, out)), ending.flowing)
+    if has_others or read.flowing or any(type(c) is Read and c.flowing for c in trace.put_off):
+        settle_read(trace, dict(zip(numbers, out)), living, ending.flowing)
+        if trace.has_gradients:  # (what nothing stands on any more is not made again)
+            trace.put_off = needed_for(
+                trace.put_off, [n for n, t in living if n not in read.stored or n in read.flowing]
+            )
+        trace.put_off.append(read)
         go_on(trace, key)
         return True, True
+    settle_read(trace, dict(zip(numbers, out)), living)
     for _, t in living:
         if type(t) is DeferredTensor:
             settle(t, t.__dict__["_stored"])
@@ -169,15 +168,58 @@ def read_as_one(trace: Trace, numbers: Sequence[int]) -> tuple[bool, bool]:
     return True, False
 
 
+def read_as_made(trace: Trace, numbers: Sequence[int], living: list[tuple[int, Tensor]]) -> bool:
+    """Values are read of calls that were made as they came. Whether the trace goes on."""
+    if numbers and stores_unread(trace, ("read", *numbers)):
+        # (in one go: what both stand on is computed once)
+        if carried := [n for n, t in living if n not in numbers and is_carried(t)]:
+            engine().realize([t for n, t in living if n in carried or n in numbers])
+            numbers = [*numbers, *carried]
+    numbers = trace.values.one_storage(numbers, living)
+    key = ("read", *numbers)
+    ending = THREAD.ending = trace.node.ending(key)
+    trace.why = trace.why or ending.plain
+    if ending.flowing is None:
+        ending.flowing = frozenset(n for n, t in living if n in numbers and t.requires_grad)
+    has_others = any(n not in numbers and (t.requires_grad or not is_read(t)) for n, t in living)
+    if not numbers or not (has_others or ending.flowing):
+        return False
+    go_on(trace, key)
+    return True
+
+
+def settle_read(
+    trace: Trace, read: dict[int, Tensor], living: Sequence[tuple[int, Tensor]], flowing: Container[int] | None = None
+) -> None:
+    """These values are stored. Those that a gradient may flow through have their calls, too, as long as the trace goes
+    on."""
+    for n, t in living:
+        if n in read and type(t) is DeferredTensor:
+            if (flowing and n in flowing) or trace.values.is_shared(t):
+                t.__dict__["_stored"] = read[n]
+            else:
+                settle(t, read[n])
+
+
+def stores_unread(trace: Trace, key: Key) -> bool:
+    """Whether a read of values stores others that live on: gradients, which are made once, and what has become much.
+    On several workers one alone may read, but for what they communicate for. `key`: of the read of these alone."""
+    if engine().workers()[1] == 1:
+        return trace.has_gradients or len(trace.values) >= MOST_UNREAD
+    return trace.has_gradients and bool(trace.node.ending(key).communicates)
+
+
 def read_and_write(trace: Trace, numbers: Sequence[int]) -> tuple[bool, bool]:
     """As `read_as_one`, after calls that write (dropout, batch norm): a read carries that out, too. These calls are not
     made again when the trace goes on: what lives on of them is a graph, over what is in memory then."""
-    at = next((i for i, c in enumerate(trace.put_off) if type(c) is DeferredCall and c.node.gradients), None)
-    calls, later = trace.put_off[:at], trace.put_off[len(trace.put_off) if at is None else at :]
     living = trace.values.living()
     numbers = trace.values.one_storage(numbers, living) if numbers else ()
+    at = next((i for i, c in enumerate(trace.put_off) if gives_gradients(c)), len(trace.put_off))
+    calls, later, kept = parts(trace, at, living)
+    if numbers and stores_unread(trace, ("read and write", *numbers, *kept)):
+        numbers = trace.values.one_storage([*numbers, *(n for n, _ in living if n in trace.carried())], living)
+        calls, later, kept = parts(trace, len(trace.put_off), living)
     given = {n for c in calls for n in c.gives()}
-    kept = sorted(given & {*(n for n, _ in living), *(n for c in later for n in c.used())})
     storages = [trace.values.storages[n] for n in kept]
     simple = not trace.has_read and numbers and given.issuperset(numbers) and len({*storages}) == len(storages)
     if not simple or any(type(c) is DeferredCall and c.node.writes for c in later):
@@ -194,21 +236,26 @@ def read_and_write(trace: Trace, numbers: Sequence[int]) -> tuple[bool, bool]:
     assert ending.kept is not None
     read = dict(zip(ending.kept.stored, out))
     trace.is_done()
-    if not (later or ending.has_history or any(n not in read for n, _ in living)):
+    if not (later or ending.flowing or any(n not in read for n, _ in living)):
         for n, t in living:
             settle(t, read[n])
         return True, False
-    for n, t in living:
-        if n in read:
-            t.__dict__["_stored"] = read[n]
+    settle_read(trace, read, living, ending.flowing)
     x = trace.external
     x.nodes = [t.uop for t in x.tensors]  # (what was written is another node where it was not in memory)
-    values = Read(read, bool(ending.has_history))
+    values = Read(read, ending.flowing)
     trace.put_off = [Resumed(ending.kept, inputs, values), values, *later]
     PUT_OFF[trace.serial] = trace
     memory_read = [(u.shape, u.dtype) for u in ending.kept.results]
     go_on(trace, (*key, *ending.kept.stored, *memory_read))
     return True, True
+
+
+def parts(trace: Trace, at: int, living: Sequence[tuple[int, Tensor]]) -> tuple[list[PutOff], list[PutOff], list[int]]:
+    """The calls before the one in this place, it and those after it, and what is used on of the first ones' values."""
+    calls, later = trace.put_off[:at], trace.put_off[at:]
+    given = {n for c in calls for n in c.gives()}
+    return calls, later, sorted(given & {*(n for n, _ in living), *(n for c in later for n in c.used())})
 
 
 def is_read(t: Tensor) -> bool:
@@ -230,25 +277,11 @@ def go_on(trace: Trace, key: Key) -> None:
     if child is None:
         child = trace.node.children[key] = TraceNode(trace.node, key)
     trace.node = child
-    trace.has_read = True
+    trace.has_read, trace.has_gradients = True, False
 
 
-def gives_gradients(calls: Sequence[PutOff]) -> bool:
-    return any(type(c) is DeferredCall and c.node.gradients for c in calls)
-
-
-def needed_for(trace: Trace, numbers: Sequence[int]) -> list[PutOff]:
-    """The calls that these values stand on, and the reads of what they stand on."""
-    needed, found = set(numbers), set()
-    for i, call in reversed(list(enumerate(trace.put_off))):
-        if type(call) is not Read and not needed.isdisjoint(call.gives()):
-            found.add(i)
-            needed.update(call.read.stored if type(call) is Resumed else call.used())
-    return [
-        call
-        for i, call in enumerate(trace.put_off)
-        if i in found or (type(call) is Read and not needed.isdisjoint(call.stored))
-    ]
+def gives_gradients(call: PutOff) -> bool:
+    return type(call) is DeferredCall and bool(call.node.gradients)
 
 
 # *** both ***
@@ -263,12 +296,14 @@ def give_up(trace: Trace, ending: str) -> None:
         COUNTS.note_flush(why)
 
 
-def may_be_replayed(trace: Trace) -> bool:
-    return not trace.is_off and trace.node is not trace.tree.root and overridden.get() is None
+def may_be_replayed(trace: Trace, is_step: bool = False) -> bool:
+    """`is_step`: an optimiser's, of gradients that may be from before the trace."""
+    return not trace.is_off and (is_step or trace.node is not trace.tree.root) and overridden.get() is None
 
 
-def may_replay(trace: Trace, ending: TraceEnding, writes: bool) -> bool:
-    """Whether an ending can be captured, or the capture of it be replayed now, on all ranks if they communicate."""
+def may_replay(trace: Trace, ending: TraceEnding, writes: bool, memories: Sequence[Tensor] = ()) -> bool:
+    """Whether an ending can be captured, or the capture of it be replayed now, on all ranks if they communicate.
+    `memories`: what it reads besides the tensors of the trace."""
     if ending.plain:
         trace.node.note_plain()
         trace.why = ending.plain
@@ -276,7 +311,7 @@ def may_replay(trace: Trace, ending: TraceEnding, writes: bool) -> bool:
     if ending.replay is not None and not ending.replay.fits():
         trace.why = "state or gradients lie elsewhere than when it was recorded"
         return False
-    if writes and shares_state(trace, ending):
+    if writes and shares_state(trace, ending, memories):
         trace.why = "an input lies in memory that may be written"
         return False
     trace.why = agreed(trace, ending, writes) if engine().workers()[1] > 1 else ""
@@ -304,18 +339,19 @@ def is_of_all(trace: Trace) -> bool:
     return any("@" in name for place in places if isinstance(place, tuple) for name in place)
 
 
-def shares_state(trace: Trace, ending: TraceEnding) -> bool:
+def shares_state(trace: Trace, ending: TraceEnding, memories: Sequence[Tensor]) -> bool:
     """Whether a value that may be another each time lies in the memory of state, which may be written meanwhile, or is
     written itself, in memory that is another one's, too."""
     x = trace.external
     written = {n for c in trace.put_off if type(c) is DeferredCall for n in c.node.writes if n >= 0}
     if apart := [n for n in written if not x.is_state[n]]:
-        memories = [id(memory(u)) for u in x.nodes]
-        if any(memories.count(memories[n]) > 1 for n in apart):
+        lies_in = [id(memory(u)) for u in x.nodes]
+        if any(lies_in.count(lies_in[n]) > 1 for n in apart):
             return True
     if ending.state is None:
         ending.state = {id(memory(u)) for u, state in zip(x.nodes, x.is_state) if state}
-    return any(id(memory(u)) in ending.state for u, state in zip(x.nodes, x.is_state) if not state)
+    others = ending.state.union(id(memory(t.uop)) for t in memories)
+    return any(id(memory(u)) in others for u, state in zip(x.nodes, x.is_state) if not state)
 
 
 def computed(
@@ -326,9 +362,11 @@ def computed(
     numbers: Sequence[int],
     writes: bool,
     kept: Sequence[int] | None = None,
+    grads: Gradients = (),
 ) -> list[Tensor]:
     """The values of these numbers, after these calls, which may write, and an optimiser's step, by a replay, or by a
-    recording that can be replayed the next time. `kept`: numbers of values that are used on, which are not computed."""
+    recording that can be replayed the next time. `kept`: numbers of values that are used on, which are not computed;
+    `grads`: what the step finds as the gradient of each parameter."""
     if writes:
         flush_others(trace)
     THREAD.ending, since = None, engine().communicated()
@@ -337,14 +375,22 @@ def computed(
         inputs += [t for call in trace.put_off if type(call) is Read for t in call.memories.values()]
     making = Making(trace.external)
     lazy: list[Tensor] = []
-    gradients = [(t, t._grad) for t in trace.leaves]  # (of a read: they are put off still)
-    for t in trace.leaves:
+    of_params = [(p, g._value[1]) for p, g in grads]
+    promised = [(t, t._grad) for t in TRAINED if type(t._grad) is DeferredTensor] if ending.replay is None else []
+    for t, _ in promised:
         t._grad = None
 
     def run(*_: Tensor) -> list[Tensor]:
-        making.make(calls, (*numbers, *(kept or ())))
+        making.make(calls, (*numbers, *(kept or ()), *(n for _, n in of_params)))
         if step is not None:
-            step()
+            before = [p._grad for p, _ in of_params]
+            try:
+                for p, n in of_params:
+                    p._grad = making.values[n]
+                step()
+            finally:
+                for (p, _), g in zip(of_params, before):
+                    p._grad = g
         out = [making.values[n] for n in numbers]
         lazy.extend(making.values[n] for n in kept or ())
         making.values.clear()
@@ -362,21 +408,8 @@ def computed(
                 COUNTS.recordings += 1
                 state = trace.external.state()
                 made = engine().capture_calls(run, inputs, state, writes, lazy)
-                out, replay, ending.has_history = made.out, made.replay, made.flows
-                if kept is not None:
-                    stored = [*numbers, *(kept[k] if k >= 0 else k for k in made.stored)]
-                    graphs = {kept[k] if k >= 0 else k: u for k, u in made.graphs.items()}
-                    ending.kept = KeptGraphs(graphs, made.own, [t.uop for t in out], stored)
-                if replay is None:
-                    ending.plain = "the calls made state that lives on, or computed nothing"
-                elif engine().communicated() != since and not ending.communicates:
-                    ending.plain = "ranks communicate for a value that lives on, and that nothing asks for"
-                elif kept is not None:
-                    if not made.lasts:
-                        ending.plain = "a value that lives on stands on what is overwritten, or on memory of the calls"
-                elif writes and ending.has_history:
-                    ending.plain = "a gradient flows on from values that live on after the step"
-                ending.replay = None if ending.plain else replay
+                out = made.out
+                note_recorded(ending, made, numbers, kept, writes, engine().communicated() != since)
                 trace.tree.note_use(ending)
                 if ending.replay is not None:
                     trace.tree.keep(ending)
@@ -385,9 +418,37 @@ def computed(
         trace.is_done()
         raise
     finally:
-        for t, g in gradients:
+        for t, g in promised:
             t._grad = g
+    for t in out:
+        t.__dict__["_is_result"] = True
     return out
+
+
+def note_recorded(
+    ending: TraceEnding,
+    made: MadeCalls,
+    numbers: Sequence[int],
+    kept: Sequence[int] | None,
+    writes: bool,
+    communicated: bool,
+) -> None:
+    """What was recorded, of these values, and whether it can be replayed."""
+    if kept is not None:
+        numbers = [*numbers, *(kept[k] if k >= 0 else k for k in made.stored)]
+        graphs = {kept[k] if k >= 0 else k: u for k, u in made.graphs.items()}
+        ending.kept = KeptGraphs(graphs, made.own, [t.uop for t in made.out], numbers)
+    ending.flowing = frozenset(numbers[k] for k in made.flowing)
+    if made.replay is None:
+        ending.plain = "the calls made state that lives on, or computed nothing"
+    elif communicated and not ending.communicates:
+        ending.plain = "ranks communicate for a value that lives on, and that nothing asks for"
+    elif kept is not None:
+        if not made.lasts:
+            ending.plain = "a value that lives on stands on what is overwritten, or on memory of the calls"
+    elif writes and ending.flowing:
+        ending.plain = "a gradient flows on from values that live on after the step"
+    ending.replay = None if ending.plain else made.replay
 
 
 __all__ = ["end_with_read", "end_with_step"]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, TypeVar, cast
 
 from manygrad.tensor.autocast import autocast_dtype, converted
-from manygrad.tensor.deferred.endings import end_with_read
+from manygrad.tensor.deferred.endings import end_with_read, is_read
 from manygrad.tensor.deferred.trace import THREAD, WRITING, begin, flush_writers, note_communication
 from manygrad.tensor.engine import engine
 from manygrad.tensor.environment import FOLLOW
@@ -52,8 +52,8 @@ def install() -> None:
                 setattr(kind, name, _call(found))
     if not FOLLOW:
         return
-    DifferentiationMixin._set_grad = _set_grad(DifferentiationMixin._set_grad)  # type: ignore[method-assign]
-    DifferentiationMixin.backward = _backward(DifferentiationMixin.backward)  # type: ignore[method-assign]
+    DifferentiationMixin._leaf_gradients = _gradients(DifferentiationMixin._leaf_gradients)  # type: ignore[method-assign]
+    DifferentiationMixin._accumulate = _accumulate(DifferentiationMixin._accumulate)  # type: ignore[method-assign]
 
 
 def deferrable(fn: F) -> F:
@@ -65,7 +65,7 @@ def deferrable(fn: F) -> F:
 def _call(fn: Callable[..., Any]) -> Callable[..., Any]:
     """A call of a trace, or one that is made at once; with the types that it has under autocast."""
     thread, writing = THREAD, vars(WRITING)["data"]  # (the dict itself: its set asks in Python whether it is empty)
-    name, follows = fn.__name__, bool(FOLLOW)
+    name, follows, value = fn.__name__, bool(FOLLOW), getattr(fn, "value", None)
 
     @functools.wraps(fn)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -78,28 +78,34 @@ def _call(fn: Callable[..., Any]) -> Callable[..., Any]:
             flush_writers(trace)
         if trace.is_off:
             return fn(*args, **kwargs)
+        if value is not None and trace.has(args[0]):
+            return trace.call_in_place(fn, value, args, kwargs)
         return trace.call(fn, args, kwargs)
 
     call.converts = True  # type: ignore[attr-defined]
     return call
 
 
-def _set_grad(fn: Callable[..., Any]) -> Callable[..., Any]:
+def _gradients(fn: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(fn)
-    def set_grad(t: Tensor, value: Tensor | None) -> Tensor:
-        return fn(t, value) if THREAD.is_inside else THREAD.trace.set_gradient(fn, t, value)
-
-    return set_grad
-
-
-def _backward(fn: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(fn)
-    def backward(*args: Any, **kwargs: Any) -> Any:
+    def leaf_gradients(loss: Tensor, *asked: Any) -> Any:
         flush_writers(THREAD.trace)
-        return THREAD.trace.backward(fn, args, kwargs)
+        if THREAD.is_inside or THREAD.trace.is_off:
+            return fn(loss, *asked)
+        return THREAD.trace.leaf_gradients(fn, loss, *asked)
 
-    backward.puts_off = True  # type: ignore[attr-defined]
-    return backward
+    return leaf_gradients
+
+
+def _accumulate(fn: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(fn)
+    def accumulate(held: Tensor, new: Tensor) -> None:
+        if THREAD.is_inside or THREAD.trace.is_off:
+            fn(held, new)
+        else:
+            THREAD.trace.accumulate(fn, held, new)
+
+    return accumulate
 
 
 def _read(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -129,9 +135,9 @@ def _have_read(tensors: list[Tensor]) -> None:
     if trace.tree.is_of_another_world():
         trace = begin(trace.tree)
     flush_writers(trace)
-    values = [x.__dict__ for x in tensors if trace.has(x)]
-    numbers = [d["_value"][1] for d in values if "_stored" not in d]
-    if numbers and len(numbers) == len(tensors):
+    lazy = [x for x in tensors if not is_read(x)]
+    numbers = [x.__dict__["_value"][1] for x in lazy if trace.has(x)]
+    if numbers and len(numbers) == len(lazy):
         end_with_read(trace, numbers)
     elif trace.writes or trace.is_off or any(type(x) is Tensor and x.uop.op is not Ops.BUFFER for x in tensors):
         end_with_read(trace)

@@ -54,13 +54,20 @@ def forget_traces() -> None:
         tree.forget()
 
 
-def step(optimizer: Any, prepare: Callable[[], Any], fn: Callable[[], Any], params: list[Tensor]) -> None:
-    """A step of an optimiser ends this thread's trace, and is a part of it, but for what it does to `prepare`."""
+def step(
+    optimizer: Any,
+    prepare: Callable[[], Any],
+    fn: Callable[[], Any],
+    params: list[Tensor],
+    memories: Callable[[], list[Tensor]],
+) -> None:
+    """A step of an optimiser ends this thread's trace, and is a part of it, but for what it does to `prepare`.
+    `memories`: what it reads besides gradients."""
     if not FOLLOW or THREAD.is_inside:
         fn()
     else:
         flush_writers(THREAD.trace)
-        end_with_step(THREAD.trace, optimizer, prepare, fn, params)
+        end_with_step(THREAD.trace, optimizer, prepare, fn, params, memories)
 
 
 __all__ = ["THREAD", "at_once", "end_trace", "flush_trace", "forget_traces", "step"]

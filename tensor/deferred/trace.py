@@ -19,7 +19,7 @@ from typing import Any
 
 from manygrad.tensor.autocast import as_given
 from manygrad.tensor.deferred.arguments import CONSTANTS, External, UnknownArgument, Value, most_carried, nbytes, told
-from manygrad.tensor.deferred.calls import DeferredCall, Making, PutOff, TraceValues
+from manygrad.tensor.deferred.calls import DeferredCall, Making, PutOff, Read, TraceValues, needed_for
 from manygrad.tensor.deferred.counts import COUNTS
 from manygrad.tensor.deferred.tensors import DeferredTensor, settle
 from manygrad.tensor.deferred.tree import MOST_NODES, Key, Spec, TraceEnding, TraceNode, TraceTree
@@ -27,14 +27,16 @@ from manygrad.tensor.deferred.varying import has_new_number, tell, with_input
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.engine import engine
 from manygrad.tensor.environment import overridden
-from manygrad.tensor.grad_mode import is_grad_enabled
+from manygrad.tensor.grad_mode import is_grad_enabled, set_grad_enabled
 from manygrad.tensor.lock import LOCK
 from manygrad.tensor.ops.random import drawing_as, thread_of_draws
 from manygrad.tensor.source import user_line, user_place
 from manygrad.tensor.storage import LIVE, MOVES, before_change, is_stored, sharing
 from manygrad.tensor.tensor import Tensor, _training
 from manygrad.tensor.uop import Ops
+from manygrad.tensor.uop.views import memory
 
+CONSTANT = frozenset({"full", "ones", "zeros"})  # what they give is one number in all places
 MOST_CALLS = 20_000  # are put off; then they are made
 _serials = itertools.count(1)
 # the traces that have put calls off, by serial
@@ -57,7 +59,7 @@ class Trace:
         self.external = External()
         self.values = TraceValues(self.serial)
         self.writes = False  # something that is put off
-        self.leaves: list[Tensor] = []  # whose gradients are put off
+        self.has_gradients = False  # since something was read last
         self.has_read = False  # values, and goes on
         self.is_busy = False  # making what was put off
         self.why = ""  # what it comes to is not replayed, in words
@@ -67,7 +69,10 @@ class Trace:
     def call(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """`fn(*args, **kwargs)`, now or later."""
         if self.has_read and not any(self.has(x) for x in (*args, *kwargs.values())):
-            return begin(self.tree).call(fn, args, kwargs)  # (something else: another step, say)
+            if fn.__name__ in CONSTANT:  # (which stands in this trace, and in the next)
+                return self.inside(fn, args, kwargs)
+            self.keep_unsettled()  # (something else begins: another step, say)
+            return begin(self.tree).call(fn, args, kwargs)
         external, serial = self.external, self.serial
         code, at = user_place()
         if self.tree.varying and not kwargs and (fn, id(code), at) in self.tree.varying:
@@ -106,15 +111,14 @@ class Trace:
 
     def carried(self) -> frozenset[int]:
         """Numbers of the values that a read stores, too, where the program still has them: all but large ones, those
-        that a gradient may flow through, and those that lie on no device yet; none on several workers, of which one
-        alone may read."""
+        that a gradient may flow through, and those that lie on no device yet."""
         if self.node.carried is None:
             flowing, kept = set[int](), set[int]()  # kept: storages that stay lazy
             most, storages = most_carried(self.external.nodes), self.values.storages
             for c in self.put_off:
                 if type(c) is not DeferredCall:  # (a read before: what it stored may have a history)
                     flowing.update(c.gives())
-                else:
+                elif not c.node.gradients:
                     given = dict(zip(c.gives(), [r for r in c.node.results if type(r) is Spec]))
                     kept |= {
                         storages[n]
@@ -124,8 +128,19 @@ class Trace:
                     if c.may_pass_gradients(flowing):
                         flowing |= {n for n, spec in given.items() if spec.dtype.is_float}
             found = (n for n in range(len(storages)) if n not in flowing and storages[n] not in kept)
-            self.node.carried = frozenset(found if engine().workers()[1] == 1 else ())
+            self.node.carried = frozenset(found)
         return self.node.carried
+
+    def keep_unsettled(self) -> None:
+        """Nothing is called on its values any more: what these do not stand on is forgotten, with its memory."""
+        with self.lock:
+            if self.put_off and not self.is_busy and not self.writes:
+                left = [n for n, t in self.values.living() if type(t) is DeferredTensor]
+                found = needed_for(self.put_off, left)
+                used = {*left, *(n for c in found for n in c.used() if type(c) is DeferredCall)}
+                self.put_off = [c.of(used) if type(c) is Read else c for c in found]
+                if not self.put_off:
+                    self.is_done()
 
     def has(self, x: Any) -> bool:
         """Whether an argument is one of this trace's values."""
@@ -235,64 +250,91 @@ class Trace:
 
     # *** gradients ***
 
-    def backward(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """`backward()`, which makes the gradients of tensors from before."""
-        if THREAD.is_inside or self.is_off:
-            return fn(*args, **kwargs)
-        loss = args[0]
+    def leaf_gradients(self, fn: Callable[..., Any], loss: Tensor, *asked: Any) -> list[tuple[Tensor, Tensor]]:
+        """What `backward()` adds to the gradients of tensors from before."""
         value = loss.__dict__.get("_value")
-        if len(args) > 1 or kwargs or value is None or value[0] != self.serial or overridden.get() is not None:
-            return self.refuse(fn, args, kwargs, "it has arguments, or its loss is none of this step's values")
+        if (
+            any(x is not None and x is not False for x in asked)
+            or value is None
+            or value[0] != self.serial
+            or overridden.get() is not None
+        ):
+            return self.refuse(fn, (loss, *asked), {}, "it has arguments, or its loss is none of this step's values")
         code, at = user_place()
         key = (fn, id(code), at, is_grad_enabled(), _training.get(), dtypes.default_float, value[1])
         child = self.node.children.get(key)
+        self.has_gradients = True
         if child is not None and child.is_followed and not child.is_plain:
-            leaves = [self.external.tensors[i] for i in child.gradients]
             with self.lock:
-                if self.is_following and not any(t._grad is not None or has_hooks(t) for t in leaves):
-                    self._put_off(child, DeferredCall(child, [Value(value[1])], kwargs))
-                    for t, spec in zip(leaves, child.results):
-                        t._grad = self.values.promise(self, spec)
-                    self.leaves += leaves
-                    return loss
-        return self._make_backward(fn, loss, key, code)
-
-    def _make_backward(self, fn: Any, loss: Tensor, key: Key, code: CodeType) -> Any:
-        self.flush("`backward` was not called so before, or a tensor has a hook or a gradient already")
+                if self.is_following:
+                    self._put_off(child, DeferredCall(child, [Value(value[1]), *asked], {}))
+                    leaves = [self.external.tensors[i] for i in child.gradients]
+                    return [(t, self.values.promise(self, r)) for t, r in zip(leaves, child.results)]
+        self.flush("`backward` was not called so before")
         self.is_following = False
-        before = {id(t): (t, t._grad) for t in LIVE if t._requires_grad or t._retains or t._grad is not None}
-        moves = MOVES.count
-        out = self.inside(fn, (loss,), {})
+        found: list[tuple[Tensor, Tensor]] = self.inside(fn, (loss, *asked), {})
         child = self.node.children.get(key)
-        if child is not None and any(before[id(self.external.tensor(i))][1] is not None for i in child.gradients):
-            self.is_off = True  # (gradients were added up that were not there when the node was made)
-            return out
         if child is None:
             child = self._grow(fn, key, len(self.external.tensors), code)
-            new = [t for t, g in before.values() if t._grad is not g]
-            numbers = [self.external.numbers.get(id(t), -1) for t in new]
-            specs = [None if t._grad is None else Spec.of(t._grad) for t in new]
-            plain = not any(has_hooks(t) for t, _ in before.values()) and MOVES.count == moves
-            is_first = all(before[id(t)][1] is None for t in new)
-            child.is_followed = bool(new) and plain and is_first and -1 not in numbers and None not in specs
+            numbers = [self.external.numbers.get(id(t), -1) for t, _ in found]
+            specs = [Spec.of(g) for _, g in found]
+            has_hooks = any((t._hooks and not t._requires_grad) or t._retains for t in LIVE)
+            child.is_followed = bool(found) and not has_hooks and -1 not in numbers and None not in specs
             if child.is_followed:
                 child.gradients, child.results = tuple(numbers), [s for s in specs if s is not None]
-        leaves = [self.external.tensor(i) for i in child.gradients]
-        self._go_to(child, [t._grad for t in leaves])
-        return out
+                for spec in child.results:
+                    spec.requires_grad = False  # type: ignore[union-attr]
+        made = {id(t): g for t, g in found}
+        self._go_to(child, [made[id(self.external.tensor(i))] for i in child.gradients])
+        return found
 
-    def set_gradient(self, fn: Callable[..., Tensor], t: Tensor, value: Tensor | None) -> Tensor:
-        """`t.grad = value`: a call, where the gradient is a value of this trace, and becomes another one or none."""
-        is_mine = self.has(value) or (value is None and not self.has_read)  # (after a read it would be another trace's)
-        if self.has(t._grad) and is_mine and not self.is_off:
-            self.call(fn, (t, value), {})
-            t._grad = value
-            return t
-        if any(t is x for x in self.leaves):  # (the calls that make its gradient come before this)
-            self.flush("a gradient is set")
-        for g in (t._grad, value):  # (one that is put off is made first, or that would set it later)
-            _ = None if g is None else g.uop
-        return fn(t, value)
+    def accumulate(self, fn: Callable[[Tensor, Tensor], None], held: Tensor, new: Tensor) -> None:
+        """`held += new`, of gradients."""
+        x = held if self.has(held) else as_input(held)
+        if x is None or not self.has(new) or self.is_shared(held):
+            self.flush("a gradient is added to one that others read, or that is none of this step's values")
+            self.is_off = True
+            return self.inside(fn, (held, new), {})
+        total = self.call(summed, (x, new), {})
+        del x
+        self.become(held, total)
+
+    # *** values that are written ***
+
+    def call_in_place(self, fn: Callable[..., Any], value: Callable[..., Any], args: Any, kwargs: Any) -> Tensor:
+        """`fn(*args, **kwargs)`, which writes `value(*args, **kwargs)` to its first argument, a value of this trace.
+        Where no other tensor shares its memory, that is another value, which the tensor is from then on."""
+        target: Tensor = args[0]
+        if self.is_shared(target):
+            written: Tensor = self.call(fn, args, kwargs)
+            return written
+        made = self.call(value, args, kwargs)
+        self.become(target, made)
+        return target
+
+    def become(self, target: Tensor, made: Tensor) -> None:
+        """`made` is written to `target`."""
+        if type(made) is DeferredTensor:
+            self.values.renew(target, made)
+            return
+        self.inside(target._overwrite, (made,), {})
+        if self.has(made):
+            self.values.replace(made.__dict__["_value"][1], target)
+        elif self.has(target):  # (the call was refused, and is none of the trace)
+            self.is_off = True
+
+    def is_shared(self, t: Tensor) -> bool:
+        """Whether the program has others in the memory of `t`, or calls that are put off read it as from before."""
+        if self.values.is_shared(t):
+            return True
+        if type(t) is not Tensor:
+            return False
+        if any(id(t) in trace.external.numbers for trace in PUT_OFF.values()):
+            return True
+        if not is_stored(t.uop):
+            return len(sharing(t)) > 1
+        base = memory(t.uop)
+        return any(memory(x.uop) is base and x is not t and "_is_result" not in x.__dict__ for x in LIVE)
 
     # *** making what was put off ***
 
@@ -306,8 +348,6 @@ class Trace:
             self.is_following = False
             COUNTS.note_flush(why)
             self.check()
-            later = [(t, t._grad) for t in self.leaves if not self.has(t._grad)]  # what has been set since
-            self.drop_gradients()
             making = Making(self.external, self.values)
             try:
                 with making_calls(self), drawing_as(self.draws):
@@ -317,14 +357,6 @@ class Trace:
                 raise
             finally:
                 self.is_done()
-                for t, g in later:
-                    t._grad = g
-
-    def drop_gradients(self) -> None:
-        """Gradients that are put off are not there for the calls that make them."""
-        for t in self.leaves:
-            t._grad = None
-        self.leaves = []
 
     def check(self) -> None:
         """What was put off to be read is as it was."""
@@ -393,9 +425,20 @@ def note_communication(since: int) -> None:
         engine().note_loop()
 
 
-def has_hooks(t: Tensor) -> bool:
-    """Whether backward() calls functions of the user's for it."""
-    return bool(t._hooks or t._accumulated_hooks or t._retains)
+def as_input(held: Tensor) -> Tensor | None:
+    """Another tensor of the same value, from before the trace; None where `held` is not in memory."""
+    if type(held) is not Tensor or held.uop.op is not Ops.BUFFER:
+        return None
+    with set_grad_enabled(True):
+        x = held._new(held.uop)
+    x.__dict__["_is_result"] = True
+    return x
+
+
+def summed(held: Tensor, new: Tensor) -> Tensor:
+    """A gradient and what is added to it."""
+    total = new + held
+    return total._shard_like(held) if isinstance(held.device, tuple) else total
 
 
 def flush_writers(mine: Trace) -> None:

@@ -91,7 +91,7 @@ class TraceEnding:
         self.communicates: bool | None = None
         self.plain = ""  # why it cannot be captured
         self.state: set[int] | None = None  # ids of the nodes that state lies in
-        self.has_history: bool | None = None  # a gradient flows on from what was read
+        self.flowing: frozenset[int] | None = None  # numbers of what is stored that a gradient flows on from
         self.replay: TraceReplay | None = None
         self.used = 0  # when, in uses of the tree's captures
         self.kept: KeptGraphs | None = None  # of values that live on, where calls that write are not made again
@@ -188,6 +188,8 @@ class TraceNode:
             if spec is None:
                 self.is_followed = False
                 return
+            if type(spec) is Spec and not self.modes[0]:
+                spec.requires_grad = False
             self.results.append(spec)
         self.is_followed = len({id(t) for t in found}) == len(found)
 

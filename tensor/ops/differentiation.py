@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from manygrad.tensor import grad_mode
 from manygrad.tensor.changes import CHANGES
-from manygrad.tensor.gradient import carries, compute_gradients, with_history
+from manygrad.tensor.gradient import carries, compute_gradients, hooked, with_history
 from manygrad.tensor.hooks import RemovableHandle
 from manygrad.tensor.lock import locked
 from manygrad.tensor.storage import LIVE, MOVES, TRAINED, Storage, about_to_change, is_stored
@@ -45,11 +45,7 @@ class DifferentiationMixin:
                 f"grad: a gradient of {value.shape} {value.dtype.name} does not fit a tensor of {self.shape} "
                 f"{self.dtype.name}; both are the same"
             )
-        self._set_grad(value)
-
-    def _set_grad(self: Tensor, value: Tensor | None) -> Tensor:
         self._grad = value
-        return self
 
     @property
     @locked
@@ -157,7 +153,6 @@ class DifferentiationMixin:
 
     # *** gradients ***
 
-    @locked
     def backward(
         self: Tensor,
         gradient: Tensor | None = None,
@@ -168,9 +163,20 @@ class DifferentiationMixin:
         """Adds to `.grad` (lazily) of every live tensor with requires_grad=True that this one depends on,
         or only of `inputs`.
 
-        Graphs are never freed and gradients can always be differentiated again:
-        `retain_graph` and `create_graph` change nothing.
+        Gradients can be differentiated again with `create_graph=True`. Graphs are never freed: `retain_graph` changes
+        nothing.
         """
+        found = self._leaf_gradients(gradient, create_graph, inputs)
+        with grad_mode.set_grad_enabled(create_graph):
+            for t, g in found:
+                t._add_gradient(g)
+        return self
+
+    @locked
+    def _leaf_gradients(
+        self: Tensor, gradient: Tensor | None, create_graph: bool, inputs: Sequence[Tensor] | None
+    ) -> list[tuple[Tensor, Tensor]]:
+        """The leaves that backward() reaches, each with what it adds to its gradient. (Hooks of leaves come later.)"""
         if gradient is None:
             if self.numel() != 1:
                 raise ValueError(
@@ -185,23 +191,39 @@ class DifferentiationMixin:
         reached = [t for t in wanted if now.get(t.uop) in flowing]
         if not reached:
             raise RuntimeError(
-                "backward(): no tensor with requires_grad=True stands below this one: "
-                "it does not depend on any, or through whole numbers, truths or detach() only"
+                "backward(): no tensor with requires_grad=True stands below this one: it does not depend on any, or "
+                "through whole numbers, truths, detach() or gradients that were made without create_graph=True only"
             )
-        grads = compute_gradients(
-            root, self._start(gradient), {now[t.uop] for t in reached}, stored, {t.uop for t in trained}, _hooks(now)
-        )
+        hooks = _hooks(now)
         for t in reached:
-            g = grads.get(now[t.uop])
-            if g is not None:
-                new = t._new(g)
-                if t.grad is None:
-                    t.grad = new
-                else:
-                    t.grad.assign(t.grad + new)  # in place, as in PyTorch: who holds it sees the sum
-                for hook in list((t._accumulated_hooks or {}).values()):
-                    hook(t)
-        return self
+            if t._requires_grad:
+                hooks.pop(now[t.uop], None)
+        grads = compute_gradients(
+            root, self._start(gradient), {now[t.uop] for t in reached}, stored, {t.uop for t in trained}, hooks
+        )
+        found = [(t, g) for t in reached if (g := grads.get(now[t.uop])) is not None]
+        made = [(t, t._new(g) if create_graph else t._new(g).detach()) for t, g in found]
+        for t, new in made:
+            new._device = t.device  # (where a constant is stored)
+        return made
+
+    def _add_gradient(self: Tensor, new: Tensor) -> None:
+        """What backward() has made for this leaf, by way of its hooks."""
+        for hook in list((self._hooks or {}).values()) if self._requires_grad else ():
+            new = hooked(hook, new)
+        if self.grad is None:
+            self.grad = new
+        else:
+            self.grad._accumulate(new)
+        for told in list((self._accumulated_hooks or {}).values()):
+            told(self)
+
+    @locked
+    def _accumulate(self: Tensor, new: Tensor) -> None:
+        """Adds to this gradient in place, as in PyTorch: who holds it sees the sum."""
+        self.assign(
+            new + self
+        )  # (a product that `new` ends with is rounded with the sum, whether self is stored or not)
 
     def gradient(self: Tensor, *targets: Tensor, gradient: Tensor | None = None) -> list[Tensor]:
         """d(self)/d(target) for each target, without touching `.grad`; zeros where nothing flows.

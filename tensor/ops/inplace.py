@@ -39,9 +39,8 @@ def _comes_before(cls: type, name: str, other: str) -> bool:
 
 
 def _writing(name: str, f: Callable[..., Any]) -> Callable[..., Any]:
-    @locked
     @wraps(f)
-    def method(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    def value(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         refuse_leaf(self, f"{name}_")
         out = f(self, *args, **kwargs)
         if out.shape != self.shape:
@@ -54,9 +53,16 @@ def _writing(name: str, f: Callable[..., Any]) -> Callable[..., Any]:
                 f"{name}_: the result is {out.dtype.name} and cannot be written in place of {self.dtype.name}; "
                 f"use x = x.{name}(...), or cast x first"
             )
-        return self._overwrite(out)
+        return out if out.dtype is self.dtype else out.cast(self.dtype)
+
+    @locked
+    @wraps(f)
+    def method(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        return self._overwrite(value(self, *args, **kwargs))
 
     method.__name__, method.__doc__ = f"{name}_", f"`{name}`, written in place of self."
+    method.value = value  # type: ignore[attr-defined]
+    value.__name__ = f"{name}_"
     return method
 
 

@@ -37,6 +37,7 @@ OWN = frozenset(
         "_accumulated_hooks",
         "_retains",
         "_value",
+        "_is_result",
         "_is_state",
         "_stored",
         "_trace",
@@ -269,14 +270,19 @@ class InteropMixin:
 
     def __reduce__(self: Tensor) -> Any:
         """Values come back on the default device, whatever devices the process has that reads them."""
-        return _unpickle_as, (type(self), self.numpy(), self.dtype.name, self._requires_grad, self._attributes())
+        return _unpickle_as, (self._kind(), self.numpy(), self.dtype.name, self._requires_grad, self._attributes())
+
+    def _kind(self: Tensor) -> type[Tensor]:
+        """The user's class; what is put off is none (who asks for the node has it made)."""
+        _ = self.uop
+        return type(self)
 
     def _attributes(self: Tensor) -> dict[str, Any]:
         """Attributes that the user has set on this tensor."""
         return {k: v for k, v in vars(self).items() if k not in OWN}
 
     def _as_copied(self: Tensor, t: Tensor, attributes: dict[str, Any]) -> Tensor:
-        t.__class__ = type(self)
+        t.__class__ = self._kind()
         t.requires_grad = self._requires_grad
         vars(t).update(attributes)
         return t

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -255,3 +256,12 @@ def test_deep_graphs_and_shared_values() -> None:
         y = y * 1.0001 + 0.0
     y.sum().backward()
     assert x.grad.item() == pytest.approx(1.0001**3000, rel=1e-3)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("devices", ["CPU:1", ("CPU:0", "CPU:1")])
+def test_a_gradient_that_is_a_constant_lies_with_its_tensor(devices: Any) -> None:
+    w = Tensor(np.ones(3, np.float32)).to(devices).contiguous().realize().requires_grad_()
+    (w * 2).sum().backward()
+    assert w.grad is not None and w.grad.device == devices
+    assert w.grad.numpy().tolist() == [2.0, 2.0, 2.0] and w.grad.device == devices
+    assert (w + w.grad).tolist() == [3.0, 3.0, 3.0]
