@@ -28,6 +28,11 @@ class Low(Enum):
     ITEM = auto()  # place of this work item along dimension arg of its group; arg None: its number in the group
     SHARED = auto()  # pointer into the memory that a group shares; arg byte offset
     BARRIER = auto()  # all work items of the group are here, and what they wrote to shared memory is seen
+    # only where work items go on meanwhile (`Machine.copies_ahead`):
+    COPY = auto()  # src (pointer, offset, pointer, offset[, condition]); arg constant added to the second offset: so
+    # many elements are copied from the second place to the first, of shared memory; zeros where the condition is false
+    COMMIT = auto()  # the copies since the last one are a set
+    AWAIT = auto()  # all of this work item's sets are done but the last arg
     EXCHANGE = auto()  # src (value,): that of the work item whose place along dimension 0 differs in the bit arg;
     # all work items of the group are here
     CONST = auto()  # arg; lanes > 1: all the same

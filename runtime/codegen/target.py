@@ -18,6 +18,7 @@ WARP = 32  # threads of a GPU that run one instruction
 # iterations of the reduction that a group copies at a time; how many of them a thread reads at once
 WARP_DOWN, WARP_BESIDE = 8, 4
 FRAGMENT_TERMS, FRAGMENT_CHUNK = 32, 8
+COPY_BYTES = 16  # that one instruction copies into the memory of a group, at most
 
 
 class Dot(NamedTuple):
@@ -84,6 +85,7 @@ class Machine:
     group_items: int = 1  # work items that a group may have; 1: the device has no groups
     shared_bytes: int = 0  # of memory that they share
     subgroup_items: int = 0  # work items that exchange values in registers (a warp); 0: through shared memory alone
+    copies_ahead: bool = False  # whether they go on while what they copy is on its way there (cp.async)
     warp_items: int = 0  # threads that access memory at once, best what lies side by side; 0: this is no GPU
     first_cache_bytes: int = 48 << 10  # a core's own first-level data cache; not read from the system
 

@@ -31,6 +31,7 @@ from tests.cuda.arithmetic import (
 from tests.cuda.arithmetic import (
     high as upper_half,
 )
+from tests.cuda.copies import AsynchronousCopies
 from tests.cuda.matrix import product
 from tests.cuda.memory import LOCAL_BASE, SHARED_BASE, WINDOW, DeviceMemory, Fault, SharedMemory
 from tests.cuda.parse import UNSIGNED, Instruction, Module, parse
@@ -85,6 +86,7 @@ class Run:
         }  # fmt: skip
         self.arguments = {name: data for (name, _), data in zip(module.params, arguments)}
         self.shared = SharedMemory(len(blocks), module.nbytes["shared"])
+        self.copies = AsynchronousCopies(self.shared, memory, self.n)
         self.local = np.full((self.n, module.nbytes["local"]), 0xA5, np.uint8)
         self.registers: dict[str, np.ndarray] = {}
         self.at = np.zeros(self.n, np.int64)
@@ -147,6 +149,7 @@ class Run:
             case "bra":
                 self.at[who] = self.module.labels[str(x.args[0])]
             case "ret" | "exit":
+                self.copies.none_left(who)
                 self.state[who] = ENDED
                 self.release()
             case "trap":
@@ -263,6 +266,9 @@ class Run:
                 return
             case "mma":
                 self.multiply(x)
+                return
+            case "cp":
+                self.copy(x)
                 return
             case "atom":
                 self.compare_and_swap(x, modes, kind)
@@ -477,6 +483,34 @@ class Run:
         data = np.concatenate(parts, 1)[active]
         self.moved(self.addresses(str(at)), active, modes, size * len(names), x.text, data)
 
+    def copy(self, x: Instruction) -> None:
+        """cp.async: a copy, the end of a set of them, or a wait."""
+        assert x.op[1] == "async" and x.predicate is None, x.text
+        match x.op[2]:
+            case "commit_group":
+                self.copies.commit(self.ids)
+            case "wait_all":
+                self.copies.commit(self.ids)
+                self.copies.wait(self.ids, 0)
+            case "wait_group":
+                self.copies.wait(self.ids, int(str(x.args[0])))
+            case "ca" | "cg":
+                to, source, size, *read = (str(a) for a in x.args)
+                nbytes = int(size)
+                if nbytes not in ((16,) if x.op[2] == "cg" else (4, 8, 16)):
+                    raise Fault(f"{x.text}: copies of {nbytes} bytes")
+                some = self.read(read[0], "u32") if read else np.full(len(self.ids), nbytes)
+                blocks, addresses = self.block[self.ids], self.addresses(source)
+                self.copies.start(self.ids, blocks, self.addresses(to), addresses, some, nbytes, x.text)
+                self.count(addresses[some > 0], self.ids[some > 0], nbytes)
+            case _:
+                raise NotImplementedError(x.text)
+
+    def count(self, at: np.ndarray, ids: np.ndarray, nbytes: int) -> None:
+        if self.memory.traffic is not None:
+            warps = self.block[ids] * self.per_block + self.thread[ids] // WARP
+            self.memory.traffic.count(warps, at.astype(np.int64) - self.memory.base, nbytes)
+
     def active(self, x: Instruction) -> np.ndarray:
         """Which of the threads that run this have a predicate that holds."""
         return np.ones(len(self.ids), bool) if x.predicate is None else self.predicate(x)[self.who]
@@ -520,9 +554,7 @@ class Run:
             self.local[ids[:, None], cells] = data
             return data
         at = self.memory.check(addresses, nbytes, nbytes, what, 1 if data is None else None)
-        if self.memory.traffic is not None:
-            warps = self.block[ids] * self.per_block + self.thread[ids] // WARP
-            self.memory.traffic.count(warps, at, nbytes)
+        self.count(addresses, ids, nbytes)
         word = next(w for w in (8, 4, 2, 1) if nbytes % w == 0)
         whole = self.memory.bytes[: len(self.memory.bytes) // word * word].view(UNSIGNED[word])
         cells = (at // word)[:, None] + np.arange(nbytes // word)

@@ -124,6 +124,7 @@ class SharedMemory:
         self.bytes = np.full((blocks, nbytes), POISON, np.uint8)
         self.writer = np.full((blocks, nbytes), -1, np.int64)
         self.reader = np.full((blocks, nbytes), -1, np.int64)  # -2: several
+        self.arriving = np.zeros((blocks, nbytes), bool)  # where an asynchronous copy will write
 
     def barrier(self, blocks: np.ndarray) -> None:
         self.writer[blocks] = self.reader[blocks] = -1
@@ -140,6 +141,7 @@ class SharedMemory:
         """(accesses, nbytes)."""
         cells = at[:, None] + np.arange(nbytes)
         where = blocks[:, None], cells
+        self.nothing_arrives(where, "reads")
         writer = self.writer[where]
         if ((writer != -1) & (writer != threads[:, None])).any():
             raise Fault("race: a thread reads shared memory that another one wrote, and no barrier lies between")
@@ -150,6 +152,7 @@ class SharedMemory:
     def write(self, at: np.ndarray, blocks: np.ndarray, threads: np.ndarray, data: np.ndarray) -> None:
         cells = at[:, None] + np.arange(data.shape[1])
         where = blocks[:, None], cells
+        self.nothing_arrives(where, "writes")
         for seen, what in ((self.writer[where], "wrote"), (self.reader[where], "read")):
             if ((seen != -1) & (seen != threads[:, None])).any():
                 raise Fault(f"race: a thread writes shared memory that another one {what}, and no barrier lies between")
@@ -157,3 +160,7 @@ class SharedMemory:
         self.writer[where] = threads[:, None]
         if (self.writer[where] != threads[:, None]).any():
             raise Fault("race: two threads write to the same place of shared memory")
+
+    def nothing_arrives(self, where: tuple[np.ndarray, np.ndarray], what: str) -> None:
+        if self.arriving[where].any():
+            raise Fault(f"race: a thread {what} shared memory where a copy is on its way that nobody has waited for")

@@ -16,8 +16,9 @@ from typing import NamedTuple
 
 from manygrad.runtime.codegen.emit.emission import INDEX, Emission
 from manygrad.runtime.codegen.emit.indices import instruction
-from manygrad.runtime.codegen.emit.shared import memory_of
+from manygrad.runtime.codegen.emit.shared import block_offset, memory_of
 from manygrad.runtime.codegen.emit.values import remember, value
+from manygrad.runtime.codegen.loops.index import Index
 from manygrad.runtime.codegen.loops.local import FragmentStage
 from manygrad.runtime.codegen.loops.tree import Fetch, FetchPart, ReduceLoop, SharePart, every
 from manygrad.runtime.codegen.lowered import Inst, Low
@@ -75,6 +76,22 @@ def share_part(e: Emission, n: SharePart) -> None:
         _store(e, stage, e.add(row, e.const(i)), term, both)
 
 
+def chunk_offset(e: Emission, stage: FragmentStage, to: tuple[Index, ...]) -> Inst:
+    """Where a chunk lies as it is."""
+    term, row = (instruction(e, x) for x in to)
+    if not stage.is_by_terms:
+        return _place_of(e, stage, row, term)
+    turned = _turned(e, stage, _quotient(e, row, FRAGMENT_CHUNK), _quotient(e, term, FRAGMENT_CHUNK))
+    return e.add(block_offset(e, stage), _offset(e, [(term, stage.side.size), (turned, FRAGMENT_CHUNK)]))
+
+
+def _turned(e: Emission, stage: FragmentStage, chunk: Inst, terms: Inst) -> Inst:
+    """Where a chunk of rows lies in its iteration of the reduction, one of the `terms`th eight, so that those that four
+    threads read at once lie in other banks."""
+    moved = _remainder(e, _times(e, terms, 2), stage.side.size // FRAGMENT_CHUNK)
+    return e.emit(Ops.XOR, INDEX, (chunk, moved))
+
+
 def _read(e: Emission, stage: FragmentStage, i: int) -> Inst:
     """A vector of one iteration, the `i`-th from that of the open tile on."""
     origin = e.scope.origin[stage.k_source]
@@ -91,10 +108,15 @@ def _since(e: Emission, r: UOp, begin: Inst) -> Inst:
 
 def _store(e: Emission, stage: FragmentStage, row: Inst, term: Inst, found: Inst) -> None:
     """(In this block: it follows the barrier.)"""
+    src = (memory_of(e, stage), _place_of(e, stage, row, term), found)
+    e.emit(Low.STORE, dtypes.void, src, 0, found.lanes, here=True)
+
+
+def _place_of(e: Emission, stage: FragmentStage, row: Inst, term: Inst) -> Inst:
     swapped = e.emit(Ops.XOR, INDEX, (row, _part(e, row, stage.tile, 2)))
     chunk = e.emit(Ops.XOR, INDEX, (_quotient(e, term, FRAGMENT_CHUNK), _part(e, row, CIRCLE, CHUNKS)))
     places = [(swapped, FRAGMENT_TERMS), (chunk, FRAGMENT_CHUNK), (_remainder(e, term, FRAGMENT_CHUNK), 1)]
-    e.emit(Low.STORE, dtypes.void, (memory_of(e, stage), _offset(e, places), found), 0, found.lanes, here=True)
+    return e.add(block_offset(e, stage), _offset(e, places))
 
 
 def _offset(e: Emission, places: list[tuple[Inst, int]]) -> Inst:
@@ -144,22 +166,32 @@ def reduce_fragments(e: Emission, node: ReduceLoop, body: Callable[[], None]) ->
     body()
     e.adding.pop()
     found = {at: e.emit(Low.GET, u.dtype, (acc,), None, 4, here=True) for at, acc in sums.items()}
+
+    def sum_at(i: int, j: int) -> tuple[Inst, int]:
+        pair, place = _pair_of(columns, j)
+        return found[i // 2 * 2, 2 * pair], 2 * (i % 2) + place
+
     for i in range(rows.tile):
         for j in range(0, columns.tile, e.scope.lanes):
-            pairs = [found[i // 2 * 2, j + n] for n in range(0, e.scope.lanes, 2)]
-            remember(e, u, {rows.side.loop: i, vectorized: j}, _row(e, pairs, i % 2))
+            row = _joined(e, [sum_at(i, j + lane) for lane in range(e.scope.lanes)])
+            remember(e, u, {rows.side.loop: i, vectorized: j}, row)
 
 
-def _row(e: Emission, sums: list[Inst], row: int) -> Inst:
-    """The sums of one of two rows, side by side."""
-    if len(sums) == 1:
-        return e.emit(Low.HALVES, sums[0].dtype, (sums[0],), row, 2)
-    if len(sums) == 2:
-        order = (2 * row, 2 * row + 1, 4 + 2 * row, 5 + 2 * row)
-        return e.emit(Low.SHUFFLE, sums[0].dtype, (sums[0], sums[1]), order, 4)
-    half = len(sums) // 2
-    parts = _row(e, sums[:half], row), _row(e, sums[half:], row)
-    return e.emit(Low.SHUFFLE, sums[0].dtype, parts, tuple(range(4 * half)), 4 * half)
+def _pair_of(stage: FragmentStage, column: int) -> tuple[int, int]:
+    """Which of the pairs of columns that an instruction has of a thread's tile, and which of the two: neighbours, or,
+    so that a thread reads neighbouring ones, one of each half."""
+    half = stage.tile // 2
+    return (column % half, column // half) if stage.is_by_terms else (column // 2, column % 2)
+
+
+def _joined(e: Emission, parts: list[tuple[Inst, int]]) -> Inst:
+    """A vector of single lanes of vectors, a power of two of them."""
+    if len(parts) == 2:
+        (a, i), (b, j) = parts
+        return e.emit(Low.SHUFFLE, a.dtype, (a, b), (i, a.lanes + j), 2)
+    half = len(parts) // 2
+    both = _joined(e, parts[:half]), _joined(e, parts[half:])
+    return e.emit(Low.SHUFFLE, both[0].dtype, both, tuple(range(2 * half)), 2 * half)
 
 
 def _add(e: Emission, p: _Factors, sums: dict[tuple[int, int], Inst]) -> None:
@@ -177,10 +209,12 @@ def _add(e: Emission, p: _Factors, sums: dict[tuple[int, int], Inst]) -> None:
 def _rows_of(e: Emission, stage: FragmentStage) -> list[Inst]:
     """A chunk of each row of this thread's tile."""
     first = _since(e, stage.side.loop, instruction(e, stage.side.begin))
+    if stage.is_by_terms:
+        return _chunks_by_terms(e, stage, first, stage.tile)
     odd = _part(e, first, stage.tile, 2)  # of two neighbouring threads this is the second one: its rows are swapped
     even = e.add(first, odd), e.emit(Ops.SUB, INDEX, (first, odd))
     at = [_chunk(e, stage, first, row) for row in even]
-    return [_load(e, stage, at[i % 2], i) for i in range(stage.tile)]
+    return [_load(e, stage, at[i % 2], i * FRAGMENT_TERMS) for i in range(stage.tile)]
 
 
 def _columns_of(e: Emission, stage: FragmentStage) -> list[Inst]:
@@ -191,9 +225,30 @@ def _columns_of(e: Emission, stage: FragmentStage) -> list[Inst]:
     own = _since(e, stage.side.loop, instruction(e, stage.side.begin))
     of_warp = e.emit(Ops.SUB, INDEX, (own, _times(e, beside, stage.tile)))
     first = e.add(of_warp, _times(e, _quotient(e, below, 2), stage.tile))
-    second = e.emit(Ops.XOR, INDEX, (_remainder(e, below, 2), _part(e, first, stage.tile, 2)))
+    second = _remainder(e, below, 2)
+    if stage.is_by_terms:
+        half = stage.tile // 2
+        return _chunks_by_terms(e, stage, e.add(first, _times(e, second, half)), half)
+    second = e.emit(Ops.XOR, INDEX, (second, _part(e, first, stage.tile, 2)))
     at = _chunk(e, stage, first, e.add(first, second))
-    return [_load(e, stage, at, j) for j in range(0, stage.tile, 2)]
+    return [_load(e, stage, at, j * FRAGMENT_TERMS) for j in range(0, stage.tile, 2)]
+
+
+def _chunks_by_terms(e: Emission, stage: FragmentStage, first: Inst, count: int) -> list[Inst]:
+    """A chunk of each of so many rows from `first` on, of a stage that has the rows of each iteration side by side."""
+    own, lanes = _remainder(e, e.emit(Low.ITEM, INDEX, (), 0), WARP_BESIDE), min(count, FRAGMENT_CHUNK)
+    chunk = _turned(e, stage, _quotient(e, first, FRAGMENT_CHUNK), own)
+    places = [
+        (own, FRAGMENT_CHUNK * stage.side.size),
+        (chunk, FRAGMENT_CHUNK),
+        (_remainder(e, first, FRAGMENT_CHUNK), 1),
+    ]
+    at = e.add(block_offset(e, stage), _offset(e, places))
+    terms = [
+        [_load(e, stage, at, i * stage.side.size + j, lanes) for j in range(0, count, lanes)]
+        for i in range(FRAGMENT_CHUNK)
+    ]
+    return [_joined(e, [(rows[j // lanes], j % lanes) for rows in terms]) for j in range(count)]
 
 
 def _times(e: Emission, x: Inst, by: int) -> Inst:
@@ -204,11 +259,9 @@ def _chunk(e: Emission, stage: FragmentStage, first: Inst, row: Inst) -> Inst:
     """Where a thread's chunk of a row lies, of a tile that begins at `first`."""
     own = _remainder(e, e.emit(Low.ITEM, INDEX, (), 0), WARP_BESIDE)
     chunk = e.emit(Ops.XOR, INDEX, (own, _part(e, first, CIRCLE, CHUNKS)))
-    return _offset(e, [(row, FRAGMENT_TERMS), (chunk, FRAGMENT_CHUNK)])
+    return e.add(block_offset(e, stage), _offset(e, [(row, FRAGMENT_TERMS), (chunk, FRAGMENT_CHUNK)]))
 
 
-def _load(e: Emission, stage: FragmentStage, at: Inst, row: int) -> Inst:
+def _load(e: Emission, stage: FragmentStage, at: Inst, constant: int, lanes: int = FRAGMENT_CHUNK) -> Inst:
     """(In this block: the contents change between barriers.)"""
-    return e.emit(
-        Low.LOAD, stage.value.dtype, (memory_of(e, stage), at), row * FRAGMENT_TERMS, FRAGMENT_CHUNK, here=True
-    )
+    return e.emit(Low.LOAD, stage.value.dtype, (memory_of(e, stage), at), constant, lanes, here=True)

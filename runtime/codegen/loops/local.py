@@ -20,6 +20,7 @@ from manygrad.runtime.codegen.opts.cache_read import (
 )
 from manygrad.runtime.codegen.opts.keep import kept_bytes, kept_rows, kept_values, pitch
 from manygrad.runtime.codegen.opts.matrix import matrices, matrix_rows, turned_rows
+from manygrad.runtime.codegen.target import FRAGMENT_TERMS
 from manygrad.tensor.dtype import DType
 from manygrad.tensor.uop.uop import UOp
 
@@ -90,6 +91,13 @@ class GroupStage:
     row: int  # elements of one iteration
     loops: tuple[SharedLoop, ...]  # the one that is vectorized last
     offset_bytes: int
+    ring: int  # blocks of `iterations` that there are, one after the other
+    width: int | None  # elements that one asynchronous instruction copies; None: they go through registers
+
+    @property
+    def elements(self) -> int:
+        """Elements of a block."""
+        return self.iterations * self.row
 
 
 @dataclass(frozen=True)
@@ -108,7 +116,8 @@ class FragmentStage:
 
     Rows that a quarter of a warp reads at once lie in other banks: of two neighbouring threads' rows one is swapped
     with its neighbour, and chunks of rows further apart are moved on in a circle. `along`: the range of `source` along
-    which the argument is read in vectors; None: element by element."""
+    which the argument is read in vectors; None: element by element. `is_copied`: asynchronous instructions copy its
+    chunks as they are: where these lie along the rows, each iteration's rows are one after the other."""
 
     value: UOp
     source: UOp  # along ranges of its own, of the loop and of k
@@ -118,6 +127,17 @@ class FragmentStage:
     tile: int  # rows of a thread
     along: UOp | None
     offset_bytes: int
+    ring: int
+    is_copied: bool
+
+    @property
+    def elements(self) -> int:
+        """Elements of a block."""
+        return self.side.size * FRAGMENT_TERMS
+
+    @property
+    def is_by_terms(self) -> bool:
+        return self.is_copied and self.along is self.side.source
 
 
 class Local:

@@ -113,7 +113,7 @@ def _wrong_factors(sig: Signature, nest: LoopNest, u: UOp, sides: tuple[UOp, UOp
 
 
 def fragment_bytes(nest: LoopNest, factor: UOp, loop: UOp) -> int:
-    """Shared memory of a factor, of which a group's part is along the loop."""
+    """Shared memory of a block of a factor, of which a group's part is along the loop."""
     return nest.tile_of(loop) * nest.part_of(loop) * FRAGMENT_TERMS * factor.dtype.itemsize
 
 
@@ -122,7 +122,8 @@ def fragments_bytes(sig: Signature, nest: LoopNest) -> int:
     if nest.warp_matrix is None:
         return 0
     factors = sig.reduces[0].src[0].src
-    return sum(fragment_bytes(nest, f, r) for f in factors for r in nest.bound if r in ranges_of(f))
+    block = sum(fragment_bytes(nest, f, r) for f in factors for r in nest.bound if r in ranges_of(f))
+    return block * nest.ring.get(nest.warp_matrix, 1)
 
 
 def is_ragged(nest: LoopNest, r: UOp) -> bool:

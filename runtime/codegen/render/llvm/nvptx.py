@@ -35,7 +35,9 @@ from manygrad.tensor.uop.ops import Ops
 WIDEST_BYTES = 16  # of one access
 SCRATCH_ALIGNMENT = 128  # of each thread's part of global scratch memory
 DIMS = "xyz"
-MULTIPLES = frozenset({Ops.MUL, Ops.ADD, Ops.SUB, Ops.MOD, Ops.NEG, Low.LOOP})  # known by what their sources are
+MULTIPLES = frozenset(
+    {Ops.MUL, Ops.ADD, Ops.SUB, Ops.MOD, Ops.NEG, Ops.WHERE, Low.LOOP}
+)  # known by what their sources are
 OF_OTHERS = frozenset(  # instructions of other machines (`Machine.scales`, `dots`)
     x for x in Low if x.name.startswith(("MATRIX", "DOT")) or x in (Low.SCALE, Low.WITHIN, Low.LOOKUP, Low.SUM_WORDS)
 )
@@ -70,6 +72,8 @@ def scratch_of_thread(program: LoweredProgram) -> int:
 
 class NVPTXPrinter(LLVMPrinter):
     """Large: what differs from the CPU's printer, for every kind of instruction."""
+
+    is_checked = False  # whether each access is compared with its buffer's size
 
     def __init__(self, program: LoweredProgram, target: NVPTXTarget) -> None:
         super().__init__(program)
@@ -255,6 +259,15 @@ class NVPTXPrinter(LLVMPrinter):
                 return self.exchange(x)
             case Low.WARP_DOT:
                 return self.warp_dot(x)
+            case Low.COPY:
+                self.copy(x)
+                return None
+            case Low.COMMIT:
+                self.call("llvm.nvvm.cp.async.commit.group", "void")
+                return None
+            case Low.AWAIT:
+                self.call("llvm.nvvm.cp.async.wait.group", "void", f"i32 {x.arg}")
+                return None
             case Low.PREFETCH:
                 return None
             case Low.STREAM:
@@ -311,6 +324,29 @@ class NVPTXPrinter(LLVMPrinter):
             one = self.guarded(condition, e, zero, partial(self.loaded_lane, x, i))
             found = self.let(f"insertelement {t} {found}, {e} {one}, i64 {i}")
         return found
+
+    def copy(self, x: Inst) -> None:
+        """cp.async, of 16 bytes past the first-level cache; by way of registers where the addresses are not known to be
+        multiples of its size, or accesses are checked."""
+        to, at, source, offset, *inside = x.src
+        loaded = Inst(Low.LOAD, x.dtype, x.lanes, (source, offset, *inside), x.arg, x.depth)
+        stored = Inst(Low.STORE, dtypes.void, x.lanes, (to, at, loaded), 0, x.depth)
+        nbytes = x.lanes * x.dtype.itemsize
+        if self.is_checked or min(self.alignment(loaded), self.alignment(stored)) < nbytes:
+            self.names[loaded] = str(self.inst(loaded))
+            self.inst(stored)
+            return
+        places = [
+            self.let(
+                f"addrspacecast ptr {self.address(self.names[p], i, c, memory_type(x.dtype))} to ptr addrspace({n})"
+            )
+            for p, i, c, n in ((to, at, 0, 3), (source, offset, x.arg, 1))
+        ]
+        name = f"llvm.nvvm.cp.async.{'cg' if nbytes == WIDEST_BYTES else 'ca'}.shared.global.{nbytes}"
+        own = [f"ptr addrspace({n}) {place}" for n, place in zip((3, 1), places)]
+        if inside:
+            own.append(f"i32 {self.let(f'select i1 {self.names[inside[0]]}, i32 {nbytes}, i32 0')}")
+        self.call(f"{name}.s" if inside else name, "void", *own)
 
     def guarded(self, condition: str, t: str, zero: str, make: Callable[[], str]) -> str:
         """What `make` writes code for, where the condition holds; else `zero`."""
@@ -398,6 +434,8 @@ def _multiple(x: Inst, src: list[int]) -> int:
             return gcd(src[0], src[1])
         case Ops.NEG:
             return src[0]
+        case Ops.WHERE:
+            return gcd(src[1], src[2])
         case Low.LOOP:
             return gcd(src[0], int(x.arg))
     return 1
@@ -405,6 +443,8 @@ def _multiple(x: Inst, src: list[int]) -> int:
 
 class CheckedNVPTXPrinter(AccessChecks, NVPTXPrinter):
     """With a test of every index (CHECK_OOB=1); the sizes of the buffers and the record are arguments of their own."""
+
+    is_checked = True
 
     def arguments(self) -> list[str]:
         return [*super().arguments(), *(f"i64 %s{i}" for i in range(self.program.slots)), "ptr addrspace(1) %record"]
