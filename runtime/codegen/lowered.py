@@ -74,7 +74,8 @@ class Low(Enum):
     # arg (sums, rows, columns, type of rows, of columns): registers; that of columns has a row for each group of a lane
     MATRIX_DOT = auto()
     # only where it has one whose operands lie in the registers of a warp (`Dot.columns`); all threads of the warp are
-    # here. src (a, b, c, d): a and b are two rows of this thread's, c a column, of four iterations each; added to the
+    # here. src (a, b, c, d): a and b are two rows of this thread's, c a column, of four iterations each (two of
+    # float32, which are rounded to 10 bits after the point, ties away from zero); added to the
     # four sums d of the thread: two of a row, then two of the other; arg the Dot
     WARP_DOT = auto()
     # only where the machine has it (`Machine.scales`):

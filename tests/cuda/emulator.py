@@ -32,13 +32,12 @@ from tests.cuda.arithmetic import (
     high as upper_half,
 )
 from tests.cuda.copies import AsynchronousCopies
-from tests.cuda.matrix import product
-from tests.cuda.memory import LOCAL_BASE, SHARED_BASE, WINDOW, DeviceMemory, Fault, SharedMemory
+from tests.cuda.matrix import product, rounded_to_tf32
+from tests.cuda.memory import LOCAL_BASE, SHARED_BASE, WARP, WINDOW, DeviceMemory, Fault, SharedMemory
 from tests.cuda.parse import UNSIGNED, Instruction, Module, parse
 
 AT_ONCE = 1 << 15  # threads
 RUNNING, WAITING, ENDED, IN_WARP = 0, 1, 2, 3  # (the last: waiting for the other threads of an exchange)
-WARP = 32
 MOST_STEPS = 200_000  # basic blocks in one run: what takes longer is taken for a loop without end
 
 parsed = cache(parse)
@@ -288,6 +287,9 @@ class Run:
                 chosen = self.read(args[3], "pred")
                 self.write(x, args[0], np.where(chosen, self.read(args[1], kind), self.read(args[2], kind)))
                 return
+            case "cvt" if x.op[1:] == ("rna", "tf32", "f32"):
+                self.write(x, args[0], rounded_to_tf32(self.read(args[1], "f32")))
+                return
             case "cvt" if kind in ("f32",) and x.op[-2].endswith("x2"):
                 t = TYPES[x.op[-2][:-2]]  # the first operand is the upper half
                 high, low = (self.read(a, kind).astype(t) for a in args[1:3])
@@ -432,8 +434,9 @@ class Run:
 
     def multiply(self, x: Instruction) -> None:
         """mma: all threads of a warp are there."""
-        shape = ("sync", "aligned", "m16n8k16", "row", "col", "f32")
-        assert x.op[1:7] == shape and x.op[7] == x.op[8] in ("bf16", "f16"), x.text
+        kind = x.op[7]
+        shape = ("sync", "aligned", "m16n8k8" if kind == "tf32" else "m16n8k16", "row", "col", "f32")
+        assert x.op[1:7] == shape and kind == x.op[8] in ("bf16", "f16", "tf32"), x.text
         warp = self.block[self.ids] * self.per_block + self.thread[self.ids] // WARP
         whole = len(self.ids) % WARP == 0 and (warp.reshape(-1, WARP) == warp[::WARP, None]).all()
         if not whole or x.predicate is not None:
@@ -441,7 +444,7 @@ class Run:
         to, *operands = x.args
         kinds = ("b32", "b32", "f32")
         a, b, c = ([self.read(r, k).reshape(-1, WARP) for r in rs] for rs, k in zip(operands, kinds))
-        for name, found in zip(to, product(a, b, c, x.op[7] == "bf16")):
+        for name, found in zip(to, product(a, b, c, kind)):
             self.write(x, name, found.reshape(-1))
 
     # *** memory ***
@@ -544,6 +547,8 @@ class Run:
         if space == "shared":
             at = self.shared.offsets(addresses, nbytes, nbytes, what)
             if data is None:
+                if self.memory.traffic is not None:
+                    self.memory.traffic.count_banks(ids, at, nbytes)
                 return self.shared.read(at, self.block[ids], ids, nbytes)
             self.shared.write(at, self.block[ids], ids, data)
             return data

@@ -21,23 +21,37 @@ class Fault(Exception):
     """What a GPU would stop for, or silently do wrong."""
 
 
+WARP, BANKS, WORD = 32, 32, 4
 SECTOR = 32  # bytes that memory moves at once
 
 
 @dataclass
 class Traffic:
     """What a kernel's accesses move: the bytes that threads ask for, and those of the sectors that each warp's access
-    touches. `instructions`: of all threads."""
+    touches. `instructions`: of all threads. `reads`, `turns`: of shared memory by as many threads as ask for 128 bytes
+    together, and in how many turns its banks serve them."""
 
     asked: int = 0
     moved: int = 0
     instructions: int = 0
+    reads: int = 0
+    turns: int = 0
 
     def count(self, warps: np.ndarray, offsets: np.ndarray, nbytes: int) -> None:
         first, last = offsets // SECTOR, (offsets + nbytes - 1) // SECTOR
         both = np.concatenate([np.stack([warps, first], 1), np.stack([warps, last], 1)])
         self.asked += len(offsets) * nbytes
         self.moved += len(np.unique(both, axis=0)) * SECTOR
+
+    def count_banks(self, threads: np.ndarray, offsets: np.ndarray, nbytes: int) -> None:
+        """A bank has every 32nd word, and serves one of them a turn, to any number of threads."""
+        together = threads // min(WARP, 128 // nbytes)
+        words = offsets[:, None] // WORD + np.arange(max(1, nbytes // WORD))
+        asked = np.unique(np.stack([np.repeat(together, words.shape[1]), words.reshape(-1)], 1), axis=0)
+        banks, count = np.unique(asked[:, 0] * BANKS + asked[:, 1] % BANKS, return_counts=True)
+        first = np.flatnonzero(np.diff(banks // BANKS, prepend=-1))
+        self.reads += len(first)
+        self.turns += int(np.maximum.reduceat(count, first).sum())
 
 
 class DeviceMemory:

@@ -20,7 +20,7 @@ from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.uop import UOp
 from tests.cuda.arithmetic import fma32, fma64, quotient, shifted
 from tests.cuda.emulator import launch, parsed
-from tests.cuda.memory import DeviceMemory, Fault
+from tests.cuda.memory import DeviceMemory, Fault, Traffic
 from tests.runtime.codegen.kernels import elementwise, f32, gemm, run
 
 MACHINE = Machine(16, 32, cores=4, group_items=1024, shared_bytes=48 << 10, subgroup_items=32)
@@ -39,6 +39,7 @@ def result(
     machine: Machine = MACHINE,
     per: int = 1,
     target: NVPTXTarget = TARGET,
+    traffic: Traffic | None = None,
 ) -> np.ndarray:
     """Argument 0 after a kernel was run in the emulator, with its PTX changed; `per`: indices of the grid that a group
     runs one after the other."""
@@ -48,6 +49,7 @@ def result(
         assert change(ptx) != ptx
         ptx = change(ptx)
     memory, places = DeviceMemory(1 << 26), []
+    memory.traffic = traffic
     for a in arrays:
         places.append(memory.alloc(a.nbytes))
         memory.view(places[-1], a.nbytes)[:] = a.view(np.uint8)

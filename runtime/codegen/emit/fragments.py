@@ -5,8 +5,9 @@ Element (row, iteration) of a stage lies in the row's 64 bytes, in one of four c
     [row, or its neighbour][chunk, moved on in a circle][place in the chunk]
 
 Of an instruction's 16 rows thread g * 4 + t of the warp has g and g + 8, of its 8 columns it reads g and has the sums
-of 2t and 2t + 1, and of its 16 iterations it reads four. Which rows, columns and iterations these are of the product
-is free, if all threads agree: pairs of rows of g's tile, pairs of columns of t's tile, and a chunk of t's.
+of 2t and 2t + 1, and of its 16 iterations (8 of float32) it reads four (two). Which rows, columns and iterations these
+are of the product is free, if all threads agree: pairs of rows of g's tile, pairs of columns of t's tile, and a chunk
+of t's.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ from manygrad.runtime.codegen.loops.index import Index
 from manygrad.runtime.codegen.loops.local import FragmentStage
 from manygrad.runtime.codegen.loops.tree import Fetch, FetchPart, ReduceLoop, SharePart, every
 from manygrad.runtime.codegen.lowered import Inst, Low
-from manygrad.runtime.codegen.target import FRAGMENT_CHUNK, FRAGMENT_TERMS, WARP_BESIDE
+from manygrad.runtime.codegen.target import CHUNK_BYTES, FRAGMENT_BYTES, WARP_BESIDE
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.uop import UOp
 
-CHUNKS = FRAGMENT_TERMS // FRAGMENT_CHUNK
+CHUNKS = FRAGMENT_BYTES // CHUNK_BYTES
 CIRCLE = 16  # rows after which chunks are moved on by one
-HALF = FRAGMENT_CHUNK // 2  # iterations of an instruction that a thread has
+WORDS = CHUNK_BYTES // 4
 
 # *** the stage ***
 
@@ -38,7 +39,7 @@ def declare(e: Emission, n: Fetch) -> None:
     """The variables of what is fetched, where all that reads them sees them: not in a branch of some threads."""
     stage, zero = n.stage, e.const(0, n.stage.value.dtype)
     if stage.along is not None:  # (as words, which stay in registers)
-        zero = e.const(0, dtypes.int32, FRAGMENT_CHUNK * stage.value.dtype.itemsize // 4)
+        zero = e.const(0, dtypes.int32, WORDS)
     for part in (x for x in every(n.body) if isinstance(x, FetchPart)):
         if (key := (stage.value, part.number)) not in e.fetched:
             count = 2 if stage.along is stage.side.source else 1
@@ -51,9 +52,8 @@ def fetch_part(e: Emission, n: FetchPart) -> None:
     stage = n.stage
     found = [_read(e, stage, i) for i in range(2 if stage.along is stage.side.source else 1)]
     if stage.along is not None:
-        found = [e.splat(x, FRAGMENT_CHUNK) for x in found]
-        words = FRAGMENT_CHUNK * found[0].dtype.itemsize // 4
-        found = [e.emit(Ops.BITCAST, dtypes.int32, (x,), None, words) for x in found]
+        found = [e.splat(x, stage.chunk) for x in found]
+        found = [e.emit(Ops.BITCAST, dtypes.int32, (x,), None, WORDS) for x in found]
     if n.inside.number is None:
         inside = instruction(e, n.inside)
         found = [e.alu(Ops.WHERE, x.dtype, inside, x, e.const(0, x.dtype)) for x in found]
@@ -67,12 +67,12 @@ def share_part(e: Emission, n: SharePart) -> None:
     term = _since(e, stage.k_source, e.scope.block[stage.k])
     found = [e.emit(Low.GET, x.dtype, (x,), None, x.lanes, here=True) for x in e.fetched[stage.value, n.number]]
     if stage.along is not None:
-        found = [e.emit(Ops.BITCAST, stage.value.dtype, (x,), None, FRAGMENT_CHUNK) for x in found]
+        found = [e.emit(Ops.BITCAST, stage.value.dtype, (x,), None, stage.chunk) for x in found]
     if stage.along is not stage.side.source:
         _store(e, stage, row, term, found[0])
         return
-    for i in range(FRAGMENT_CHUNK):
-        both = e.emit(Low.SHUFFLE, found[0].dtype, tuple(found), (i, FRAGMENT_CHUNK + i), 2)
+    for i in range(stage.chunk):
+        both = e.emit(Low.SHUFFLE, found[0].dtype, tuple(found), (i, stage.chunk + i), 2)
         _store(e, stage, e.add(row, e.const(i)), term, both)
 
 
@@ -81,14 +81,14 @@ def chunk_offset(e: Emission, stage: FragmentStage, to: tuple[Index, ...]) -> In
     term, row = (instruction(e, x) for x in to)
     if not stage.is_by_terms:
         return _place_of(e, stage, row, term)
-    turned = _turned(e, stage, _quotient(e, row, FRAGMENT_CHUNK), _quotient(e, term, FRAGMENT_CHUNK))
-    return e.add(block_offset(e, stage), _offset(e, [(term, stage.side.size), (turned, FRAGMENT_CHUNK)]))
+    turned = _turned(e, stage, _quotient(e, row, stage.chunk), _quotient(e, term, stage.chunk))
+    return e.add(block_offset(e, stage), _offset(e, [(term, stage.side.size), (turned, stage.chunk)]))
 
 
 def _turned(e: Emission, stage: FragmentStage, chunk: Inst, terms: Inst) -> Inst:
-    """Where a chunk of rows lies in its iteration of the reduction, one of the `terms`th eight, so that those that four
+    """Where a chunk of rows lies in its iteration of the reduction, those of the `terms`th chunk, so that what four
     threads read at once lie in other banks."""
-    moved = _remainder(e, _times(e, terms, 2), stage.side.size // FRAGMENT_CHUNK)
+    moved = _remainder(e, _times(e, terms, 2), stage.side.size // stage.chunk)
     return e.emit(Ops.XOR, INDEX, (chunk, moved))
 
 
@@ -114,8 +114,8 @@ def _store(e: Emission, stage: FragmentStage, row: Inst, term: Inst, found: Inst
 
 def _place_of(e: Emission, stage: FragmentStage, row: Inst, term: Inst) -> Inst:
     swapped = e.emit(Ops.XOR, INDEX, (row, _part(e, row, stage.tile, 2)))
-    chunk = e.emit(Ops.XOR, INDEX, (_quotient(e, term, FRAGMENT_CHUNK), _part(e, row, CIRCLE, CHUNKS)))
-    places = [(swapped, FRAGMENT_TERMS), (chunk, FRAGMENT_CHUNK), (_remainder(e, term, FRAGMENT_CHUNK), 1)]
+    chunk = e.emit(Ops.XOR, INDEX, (_quotient(e, term, stage.chunk), _part(e, row, CIRCLE, CHUNKS)))
+    places = [(swapped, stage.terms), (chunk, stage.chunk), (_remainder(e, term, stage.chunk), 1)]
     return e.add(block_offset(e, stage), _offset(e, places))
 
 
@@ -197,8 +197,8 @@ def _joined(e: Emission, parts: list[tuple[Inst, int]]) -> Inst:
 def _add(e: Emission, p: _Factors, sums: dict[tuple[int, int], Inst]) -> None:
     """The block of the reduction that is shared: two instructions for each pair of rows and of columns."""
     chunks = _rows_of(e, p.rows), _columns_of(e, p.columns)
-    for half in range(FRAGMENT_CHUNK // HALF):
-        left, right = ([e.emit(Low.HALVES, x.dtype, (x,), half, HALF) for x in side] for side in chunks)
+    for half in range(2):
+        left, right = ([e.emit(Low.HALVES, x.dtype, (x,), half, x.lanes // 2) for x in side] for side in chunks)
         for (i, j), acc in sums.items():
             old = e.emit(Low.GET, acc.dtype, (acc,), None, 4, here=True)
             src = (left[i], left[i + 1], right[j // 2], old)
@@ -214,7 +214,7 @@ def _rows_of(e: Emission, stage: FragmentStage) -> list[Inst]:
     odd = _part(e, first, stage.tile, 2)  # of two neighbouring threads this is the second one: its rows are swapped
     even = e.add(first, odd), e.emit(Ops.SUB, INDEX, (first, odd))
     at = [_chunk(e, stage, first, row) for row in even]
-    return [_load(e, stage, at[i % 2], i * FRAGMENT_TERMS) for i in range(stage.tile)]
+    return [_load(e, stage, at[i % 2], i * stage.terms) for i in range(stage.tile)]
 
 
 def _columns_of(e: Emission, stage: FragmentStage) -> list[Inst]:
@@ -231,22 +231,22 @@ def _columns_of(e: Emission, stage: FragmentStage) -> list[Inst]:
         return _chunks_by_terms(e, stage, e.add(first, _times(e, second, half)), half)
     second = e.emit(Ops.XOR, INDEX, (second, _part(e, first, stage.tile, 2)))
     at = _chunk(e, stage, first, e.add(first, second))
-    return [_load(e, stage, at, j * FRAGMENT_TERMS) for j in range(0, stage.tile, 2)]
+    return [_load(e, stage, at, j * stage.terms) for j in range(0, stage.tile, 2)]
 
 
 def _chunks_by_terms(e: Emission, stage: FragmentStage, first: Inst, count: int) -> list[Inst]:
     """A chunk of each of so many rows from `first` on, of a stage that has the rows of each iteration side by side."""
-    own, lanes = _remainder(e, e.emit(Low.ITEM, INDEX, (), 0), WARP_BESIDE), min(count, FRAGMENT_CHUNK)
-    chunk = _turned(e, stage, _quotient(e, first, FRAGMENT_CHUNK), own)
+    own, lanes = _remainder(e, e.emit(Low.ITEM, INDEX, (), 0), WARP_BESIDE), min(count, stage.chunk)
+    chunk = _turned(e, stage, _quotient(e, first, stage.chunk), own)
     places = [
-        (own, FRAGMENT_CHUNK * stage.side.size),
-        (chunk, FRAGMENT_CHUNK),
-        (_remainder(e, first, FRAGMENT_CHUNK), 1),
+        (own, stage.chunk * stage.side.size),
+        (chunk, stage.chunk),
+        (_remainder(e, first, stage.chunk), 1),
     ]
     at = e.add(block_offset(e, stage), _offset(e, places))
     terms = [
         [_load(e, stage, at, i * stage.side.size + j, lanes) for j in range(0, count, lanes)]
-        for i in range(FRAGMENT_CHUNK)
+        for i in range(stage.chunk)
     ]
     return [_joined(e, [(rows[j // lanes], j % lanes) for rows in terms]) for j in range(count)]
 
@@ -259,9 +259,10 @@ def _chunk(e: Emission, stage: FragmentStage, first: Inst, row: Inst) -> Inst:
     """Where a thread's chunk of a row lies, of a tile that begins at `first`."""
     own = _remainder(e, e.emit(Low.ITEM, INDEX, (), 0), WARP_BESIDE)
     chunk = e.emit(Ops.XOR, INDEX, (own, _part(e, first, CIRCLE, CHUNKS)))
-    return e.add(block_offset(e, stage), _offset(e, [(row, FRAGMENT_TERMS), (chunk, FRAGMENT_CHUNK)]))
+    return e.add(block_offset(e, stage), _offset(e, [(row, stage.terms), (chunk, stage.chunk)]))
 
 
-def _load(e: Emission, stage: FragmentStage, at: Inst, constant: int, lanes: int = FRAGMENT_CHUNK) -> Inst:
-    """(In this block: the contents change between barriers.)"""
-    return e.emit(Low.LOAD, stage.value.dtype, (memory_of(e, stage), at), constant, lanes, here=True)
+def _load(e: Emission, stage: FragmentStage, at: Inst, constant: int, lanes: int = 0) -> Inst:
+    """So many neighbours, or a chunk. (In this block: the contents change between barriers.)"""
+    src = memory_of(e, stage), at
+    return e.emit(Low.LOAD, stage.value.dtype, src, constant, lanes or stage.chunk, here=True)

@@ -20,7 +20,7 @@ from manygrad.runtime.codegen.opts.cache_read import (
 )
 from manygrad.runtime.codegen.opts.keep import kept_bytes, kept_rows, kept_values, pitch
 from manygrad.runtime.codegen.opts.matrix import matrices, matrix_rows, turned_rows
-from manygrad.runtime.codegen.target import FRAGMENT_TERMS
+from manygrad.runtime.codegen.target import CHUNK_BYTES, FRAGMENT_BYTES
 from manygrad.tensor.dtype import DType
 from manygrad.tensor.uop.uop import UOp
 
@@ -131,9 +131,19 @@ class FragmentStage:
     is_copied: bool
 
     @property
+    def terms(self) -> int:
+        """Iterations of a block."""
+        return FRAGMENT_BYTES // self.value.dtype.itemsize
+
+    @property
+    def chunk(self) -> int:
+        """Elements of a chunk."""
+        return CHUNK_BYTES // self.value.dtype.itemsize
+
+    @property
     def elements(self) -> int:
         """Elements of a block."""
-        return self.side.size * FRAGMENT_TERMS
+        return self.side.size * self.terms
 
     @property
     def is_by_terms(self) -> bool:

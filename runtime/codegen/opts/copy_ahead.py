@@ -8,7 +8,7 @@ from manygrad.runtime.codegen.analysis.describe import Signature
 from manygrad.runtime.codegen.opts.cache_read import staged_values
 from manygrad.runtime.codegen.opts.nest import LoopNest
 from manygrad.runtime.codegen.opts.opt import Neighbourhood, Opt, Opts, RangeOpt, without
-from manygrad.runtime.codegen.target import COPY_BYTES, FRAGMENT_CHUNK, FRAGMENT_TERMS
+from manygrad.runtime.codegen.target import CHUNK_BYTES
 from manygrad.tensor.uop import symbolic as sym
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.ranges import ranges_of
@@ -78,7 +78,7 @@ class CopyAhead(RangeOpt):
 def block_of_shared(nest: LoopNest, k: UOp) -> int | None:
     """Iterations of a reduction that a group shares at a time; None: it shares nothing along it."""
     if k is nest.warp_matrix:
-        return FRAGMENT_TERMS
+        return nest.tile_of(k)
     return next((n for r, _, n in nest.shared if r is k), None)
 
 
@@ -103,7 +103,11 @@ def is_copied(value: UOp) -> bool:
 def copied_chunks(nest: LoopNest, factor: UOp, k: UOp) -> bool:
     """Whether asynchronous instructions copy a factor of a warp's product."""
     loop = next(r for r in nest.bound if r in ranges_of(factor))
-    return k in nest.ring and is_copied(factor) and runs_along(factor, k, loop, FRAGMENT_CHUNK) is not None
+    return (
+        k in nest.ring
+        and is_copied(factor)
+        and runs_along(factor, k, loop, CHUNK_BYTES // factor.dtype.itemsize) is not None
+    )
 
 
 def copied_width(nest: LoopNest, value: UOp, k: UOp) -> int | None:
@@ -112,7 +116,7 @@ def copied_width(nest: LoopNest, value: UOp, k: UOp) -> int | None:
     if k not in nest.ring or not is_copied(value):
         return None
     size, last = value.dtype.itemsize, last_loop(nest, value)
-    run = COPY_BYTES // size
+    run = CHUNK_BYTES // size
     wide = last is not None and nest.tile_of(last) * nest.part_of(last) % run == 0
     if wide and last is not None and runs_along(value, last, last, run) is last:
         return run

@@ -41,6 +41,11 @@ MULTIPLES = frozenset(
 OF_OTHERS = frozenset(  # instructions of other machines (`Machine.scales`, `dots`)
     x for x in Low if x.name.startswith(("MATRIX", "DOT")) or x in (Low.SCALE, Low.WITHIN, Low.LOOKUP, Low.SUM_WORDS)
 )
+FACTORS = {  # of matrix instructions: the type of a register, and what the instruction is called
+    dtypes.float16: ("<2 x half>", "m16n8k16.row.col.f32.f32"),
+    dtypes.bfloat16: ("i32", "m16n8k16.row.col.bf16"),
+    dtypes.float32: ("i32", "m16n8k8.row.col.tf32"),
+}
 SCRATCH = "; bytes of scratch memory a thread: "  # the second line
 
 
@@ -226,18 +231,21 @@ class NVPTXPrinter(LLVMPrinter):
         return self.call(name, "i32", f"i32 {mask}", f"i32 {word}", f"i32 {bit}", f"i32 {WARP - 1}")
 
     def warp_dot(self, x: Inst) -> str:
-        """mma.sync of 16 rows, 8 columns, 16 iterations. A thread's four iterations are two registers of two."""
-        is_half = x.src[0].dtype is dtypes.float16
-        t, kind = ("<2 x half>", "f32.f32") if is_half else ("i32", "bf16")
+        """mma.sync of 16 rows, 8 columns, 16 iterations, or 8 of tf32. A thread has two registers of each row, and of
+        its column."""
+        t, kind = FACTORS[x.src[0].dtype]
         upper, lower, column = (self.registers(a, t) for a in x.src[:3])
         own = [f"{t} {r}" for pair in zip(upper, lower) for r in pair] + [f"{t} {r}" for r in column]
         sums = [f"float {self.let(f'extractelement {self.typed(x.src[3])}, i64 {i}')}" for i in range(4)]
         result = "{ float, float, float, float }"
-        found = self.call(f"llvm.nvvm.mma.m16n8k16.row.col.{kind}", result, *own, *sums)
+        found = self.call(f"llvm.nvvm.mma.{kind}", result, *own, *sums)
         return self.joined(x, [self.let(f"extractvalue {result} {found}, {i}") for i in range(4)])
 
     def registers(self, x: Inst, t: str) -> list[str]:
-        """Values of 16 bits as registers of 32."""
+        """Values of 16 bits as registers of 32; float32 rounded to tf32."""
+        if x.dtype is dtypes.float32:
+            values = [self.let(f"extractelement {self.typed(x)}, i64 {i}") for i in range(x.lanes)]
+            return [self.call("llvm.nvvm.f2tf32.rna", "i32", f"float {v}") for v in values]
         pairs = self.let(f"bitcast {self.typed(x)} to <{x.lanes // 2} x i32>")
         found = [self.let(f"extractelement <{x.lanes // 2} x i32> {pairs}, i64 {i}") for i in range(x.lanes // 2)]
         return found if t == "i32" else [self.let(f"bitcast i32 {r} to {t}") for r in found]
