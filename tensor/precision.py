@@ -8,14 +8,14 @@ PRECISIONS = ("highest", "high", "medium")
 
 
 def set_float32_matmul_precision(precision: str) -> None:
-    """Of all threads, for kernels that are made from now on: what a TinyJit has captured stays as it is. `"highest"`:
-    in float32, the default; `"high"` and `"medium"`: a GPU's matrix instructions may round factors to tf32, 10 bits
-    after the point, and add up in float32. Raises ValueError for another name."""
+    """Sets it for all threads, for kernels that are made from now on: what a TinyJit has captured stays as it is.
+    `"highest"`, the default: in float32; `"high"` and `"medium"`: a GPU's matrix instructions may round factors to
+    tf32, 10 bits after the point, and add up in float32. Raises ValueError for another name."""
     if precision not in PRECISIONS:
         raise ValueError(f"set_float32_matmul_precision: one of {', '.join(PRECISIONS)}, not {precision!r}")
     FLOAT32_MATMUL_PRECISION.common = precision
 
 
 def get_float32_matmul_precision() -> str:
-    """What holds in this thread."""
+    """The precision that holds in this thread."""
     return str(FLOAT32_MATMUL_PRECISION.value)

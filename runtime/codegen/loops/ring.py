@@ -74,7 +74,7 @@ class Ring:
 
 
 @dataclass(frozen=True)
-class Around:
+class LoopState:
     """What is open at a node."""
 
     counters: Counters
@@ -89,16 +89,16 @@ def verify(tree: Tree) -> None:
             stages: list[GroupStage | FragmentStage] = [*tree.local.shared.values(), *tree.local.fragments.values()]
             ring = Ring(tuple(s for s in stages if s.ring > 1))
             for _ in range(2):
-                _run(ring, node.body, Around({}))
+                _run(ring, node.body, LoopState({}))
             ring.check("all copies are waited for", any(ring.arriving), "at the end")
 
 
-def _run(ring: Ring, nodes: Nodes, o: Around) -> None:
+def _run(ring: Ring, nodes: Nodes, o: LoopState) -> None:
     for node in nodes:
         _step(ring, node, o)
 
 
-def _step(ring: Ring, node: Node, o: Around) -> None:
+def _step(ring: Ring, node: Node, o: LoopState) -> None:
     match node:
         case BlockLoop():
             assert node.place is not None
