@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from manygrad import Tensor
+from manygrad import Context, Tensor
 from manygrad.runtime.codegen.loops import ring
 from manygrad.runtime.codegen.loops.index import add, const
 from manygrad.runtime.codegen.loops.spec import verify
@@ -39,7 +39,7 @@ from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.uop import UOp
 from tests.cuda.emulator import launch, parsed
 from tests.cuda.install import emulated
-from tests.cuda.memory import DeviceMemory, Fault
+from tests.cuda.memory import DeviceMemory, Fault, Traffic
 from tests.cuda.test_emulator import result
 from tests.cuda.test_warp_matrix import LAYOUTS, MACHINE, factor, made_ptx
 from tests.runtime.codegen.kernels import add as plus
@@ -108,6 +108,19 @@ def test_a_product_is_copied_sixteen_bytes_at_a_time(layout: str, dtype: DType) 
     )
     assert len(re.findall(r"barrier\.sync", text)) == 2 and "ld.global" not in text and "st.shared" not in text
     assert len(re.findall(r"cp\.async\.wait_group", text)) == 1
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("dtype", "precision"), [(HALF, "highest"), (SINGLE, "high")], ids=str)
+def test_fragments_lie_in_other_banks(dtype: DType, precision: str, layout: str) -> None:
+    """What threads read at once takes one turn, however it was copied."""
+    sizes = (512, 256, 64)
+    ast, arrays = gemm(*sizes, layout, dtype), arrays_of(sizes, dtype)
+    with Context(FLOAT32_MATMUL_PRECISION=precision):
+        for opts in (None, without_ring(ast)):
+            traffic = Traffic()
+            result(ast, arrays, opts, machine=GPU, traffic=traffic)
+            assert traffic.turns == traffic.reads > 0
 
 
 def test_what_is_not_an_argument_goes_through_registers() -> None:

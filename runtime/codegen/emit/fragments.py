@@ -31,6 +31,7 @@ from manygrad.tensor.uop.uop import UOp
 CHUNKS = FRAGMENT_BYTES // CHUNK_BYTES
 CIRCLE = 16  # rows after which chunks are moved on by one
 WORDS = CHUNK_BYTES // 4
+BANK_CHUNKS = 8  # that all banks of shared memory hold side by side
 
 # *** the stage ***
 
@@ -81,15 +82,19 @@ def chunk_offset(e: Emission, stage: FragmentStage, to: tuple[Index, ...]) -> In
     term, row = (instruction(e, x) for x in to)
     if not stage.is_by_terms:
         return _place_of(e, stage, row, term)
-    turned = _turned(e, stage, _quotient(e, row, stage.chunk), _quotient(e, term, stage.chunk))
-    return e.add(block_offset(e, stage), _offset(e, [(term, stage.side.size), (turned, stage.chunk)]))
+    chunks = stage.side.size // stage.chunk
+    place = e.add(_times(e, term, chunks), _quotient(e, row, stage.chunk))
+    moved = _moved(e, stage, place, _quotient(e, term, stage.chunk))
+    return e.add(block_offset(e, stage), _times(e, moved, stage.chunk))
 
 
-def _turned(e: Emission, stage: FragmentStage, chunk: Inst, terms: Inst) -> Inst:
-    """Where a chunk of rows lies in its iteration of the reduction, those of the `terms`th chunk, so that what four
-    threads read at once lie in other banks."""
-    moved = _remainder(e, _times(e, terms, 2), stage.side.size // stage.chunk)
-    return e.emit(Ops.XOR, INDEX, (chunk, moved))
+def _moved(e: Emission, stage: FragmentStage, place: Inst, own: Inst) -> Inst:
+    """Where the chunk of rows with the number `place` lies, of the terms of the `own`th of the four threads that read
+    at once: in banks of its own. Threads below these read `apart` chunks further on, which are in other banks already.
+    """
+    apart = max(1, stage.read // stage.chunk)
+    by = e.add(own, _times(e, _quotient(e, own, apart), apart))
+    return e.emit(Ops.XOR, INDEX, (place, by))
 
 
 def _read(e: Emission, stage: FragmentStage, i: int) -> Inst:
@@ -210,7 +215,7 @@ def _rows_of(e: Emission, stage: FragmentStage) -> list[Inst]:
     """A chunk of each row of this thread's tile."""
     first = _since(e, stage.side.loop, instruction(e, stage.side.begin))
     if stage.is_by_terms:
-        return _chunks_by_terms(e, stage, first, stage.tile)
+        return _chunks_by_terms(e, stage, first)
     odd = _part(e, first, stage.tile, 2)  # of two neighbouring threads this is the second one: its rows are swapped
     even = e.add(first, odd), e.emit(Ops.SUB, INDEX, (first, odd))
     at = [_chunk(e, stage, first, row) for row in even]
@@ -227,28 +232,28 @@ def _columns_of(e: Emission, stage: FragmentStage) -> list[Inst]:
     first = e.add(of_warp, _times(e, _quotient(e, below, 2), stage.tile))
     second = _remainder(e, below, 2)
     if stage.is_by_terms:
-        half = stage.tile // 2
-        return _chunks_by_terms(e, stage, e.add(first, _times(e, second, half)), half)
+        return _chunks_by_terms(e, stage, e.add(first, _times(e, second, stage.read)))
     second = e.emit(Ops.XOR, INDEX, (second, _part(e, first, stage.tile, 2)))
     at = _chunk(e, stage, first, e.add(first, second))
     return [_load(e, stage, at, j * stage.terms) for j in range(0, stage.tile, 2)]
 
 
-def _chunks_by_terms(e: Emission, stage: FragmentStage, first: Inst, count: int) -> list[Inst]:
-    """A chunk of each of so many rows from `first` on, of a stage that has the rows of each iteration side by side."""
-    own, lanes = _remainder(e, e.emit(Low.ITEM, INDEX, (), 0), WARP_BESIDE), min(count, stage.chunk)
-    chunk = _turned(e, stage, _quotient(e, first, stage.chunk), own)
-    places = [
-        (own, stage.chunk * stage.side.size),
-        (chunk, stage.chunk),
-        (_remainder(e, first, stage.chunk), 1),
-    ]
-    at = e.add(block_offset(e, stage), _offset(e, places))
-    terms = [
-        [_load(e, stage, at, i * stage.side.size + j, lanes) for j in range(0, count, lanes)]
-        for i in range(stage.chunk)
-    ]
-    return [_joined(e, [(rows[j // lanes], j % lanes) for rows in terms]) for j in range(count)]
+def _chunks_by_terms(e: Emission, stage: FragmentStage, first: Inst) -> list[Inst]:
+    """A chunk of each row that this thread reads, from `first` on, of a stage that has the rows of each iteration side
+    by side."""
+    own, lanes = _remainder(e, e.emit(Low.ITEM, INDEX, (), 0), WARP_BESIDE), min(stage.read, stage.chunk)
+    chunks, chunk = stage.side.size // stage.chunk, _quotient(e, first, stage.chunk)
+    base = e.add(_times(e, own, chunks * stage.chunk), chunk)
+    within = e.add(block_offset(e, stage), _remainder(e, first, stage.chunk))
+
+    def rows(term: int, row: int) -> Inst:
+        place = term * chunks + row // stage.chunk
+        low = place % BANK_CHUNKS
+        moved = _times(e, _moved(e, stage, e.add(base, e.const(low)), own), stage.chunk)
+        return _load(e, stage, e.add(within, moved), (place - low) * stage.chunk, lanes)
+
+    terms = [[rows(i, j) for j in range(0, stage.read, lanes)] for i in range(stage.chunk)]
+    return [_joined(e, [(rows[j // lanes], j % lanes) for rows in terms]) for j in range(stage.read)]
 
 
 def _times(e: Emission, x: Inst, by: int) -> Inst:

@@ -107,7 +107,9 @@ def stage_of(t: Tiler, k: UOp, u: UOp, around: Around) -> FragmentStage:
     offset = t.local.share(fragment_bytes(nest, loop) * ring)
     along = runs_along(source, own[k], own[loop], CHUNK_BYTES // u.dtype.itemsize)
     is_copied = copied_chunks(nest, u, k)
-    stage = FragmentStage(u, source, k, own[k], side, nest.tile_of(loop), along, offset, ring, is_copied)
+    tile = nest.tile_of(loop)
+    read = tile // 2 if loop is nest.vectorized else tile
+    stage = FragmentStage(u, source, k, own[k], side, tile, read, along, offset, ring, is_copied)
     t.local.fragments[u] = stage
     return stage
 

@@ -125,6 +125,7 @@ class FragmentStage:
     k_source: UOp
     side: SharedLoop
     tile: int  # rows of a thread
+    read: int  # of these it reads itself: of columns half
     along: UOp | None
     offset_bytes: int
     ring: int
