@@ -111,8 +111,8 @@ def test_a_product_is_copied_sixteen_bytes_at_a_time(layout: str, dtype: DType) 
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize(("dtype", "precision"), [(HALF, "highest"), (SINGLE, "high")], ids=str)
-def test_fragments_lie_in_other_banks(dtype: DType, precision: str, layout: str) -> None:
+@pytest.mark.parametrize(("dtype", "precision"), [(HALF, "highest"), (SINGLE, "high"), (SINGLE, "highest")], ids=str)
+def test_what_is_shared_lies_in_other_banks(dtype: DType, precision: str, layout: str) -> None:
     """What threads read at once takes one turn, however it was copied."""
     sizes = (512, 256, 64)
     ast, arrays = gemm(*sizes, layout, dtype), arrays_of(sizes, dtype)

@@ -40,7 +40,7 @@ from manygrad.runtime.codegen.loops.tree import (
 )
 from manygrad.runtime.codegen.opts.cache_read import staged_values
 from manygrad.runtime.codegen.opts.cache_shared import part_size
-from manygrad.runtime.codegen.opts.copy_ahead import copied_width
+from manygrad.runtime.codegen.opts.copy_ahead import copied_width, is_in_vectors
 from manygrad.tensor.uop import symbolic as sym
 from manygrad.tensor.uop.args import RangeArg
 from manygrad.tensor.uop.ops import Ops
@@ -131,7 +131,8 @@ def _stage(t: Tiler, k: UOp, u: UOp, iterations: int, around: Around) -> GroupSt
     own = {r: r.replace(arg=RangeArg(number + i, r.arg.kind)) for i, r in enumerate((k, *depends))}
     loops, pitch = list[SharedLoop](), 1
     for r in reversed(depends):
-        loops.insert(0, SharedLoop(r, own[r], around.groups[r], part_size(nest, r), pitch))
+        vectors = nest.tile_of(r) // nest.lanes if is_in_vectors(nest, u, r) else 1
+        loops.insert(0, SharedLoop(r, own[r], around.groups[r], part_size(nest, r), pitch, vectors, nest.lanes))
         pitch *= part_size(nest, r)
     ring = nest.ring.get(k, 1)
     offset = t.local.share(iterations * pitch * u.dtype.itemsize * ring)

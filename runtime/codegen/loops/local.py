@@ -102,11 +102,16 @@ class GroupStage:
 
 @dataclass(frozen=True)
 class SharedLoop:
+    """A group's part of a loop. Of tiles of several vectors all first ones come before the second ones, so that
+    neighbouring threads read what lies side by side; `vectors`: how many a tile has, `lanes`: of each."""
+
     loop: UOp
     source: UOp
     begin: Index  # the first iteration of the group's part
     size: int
     pitch: int  # elements from one iteration to the next
+    vectors: int = 1
+    lanes: int = 1
 
 
 @dataclass(frozen=True)

@@ -123,6 +123,12 @@ def copied_width(nest: LoopNest, value: UOp, k: UOp) -> int | None:
     return 1 if size in (4, 8) else None
 
 
+def is_in_vectors(nest: LoopNest, value: UOp, r: UOp) -> bool:
+    """Whether the vectors of a thread's tile along the loop may lie apart in shared memory: what is copied at once is
+    not in two of them."""
+    return r is nest.vectorized and nest.lanes * value.dtype.itemsize % CHUNK_BYTES == 0
+
+
 def last_loop(nest: LoopNest, value: UOp) -> UOp | None:
     """The loop along which what a group shares lies side by side: the vectorized one, or the innermost."""
     depends = sorted((r for r in nest.loops if r in ranges_of(value)), key=lambda r: r is nest.vectorized)

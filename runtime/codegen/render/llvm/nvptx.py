@@ -36,7 +36,7 @@ WIDEST_BYTES = 16  # of one access
 SCRATCH_ALIGNMENT = 128  # of each thread's part of global scratch memory
 DIMS = "xyz"
 MULTIPLES = frozenset(
-    {Ops.MUL, Ops.ADD, Ops.SUB, Ops.MOD, Ops.NEG, Ops.WHERE, Low.LOOP}
+    {Ops.MUL, Ops.ADD, Ops.SUB, Ops.IDIV, Ops.MOD, Ops.NEG, Ops.WHERE, Low.LOOP}
 )  # known by what their sources are
 OF_OTHERS = frozenset(  # instructions of other machines (`Machine.scales`, `dots`)
     x for x in Low if x.name.startswith(("MATRIX", "DOT")) or x in (Low.SCALE, Low.WITHIN, Low.LOOKUP, Low.SUM_WORDS)
@@ -440,6 +440,8 @@ def _multiple(x: Inst, src: list[int]) -> int:
             return src[0] * src[1]
         case Ops.ADD | Ops.SUB | Ops.MOD:
             return gcd(src[0], src[1])
+        case Ops.IDIV if x.src[1].op is Low.CONST:
+            return src[0] // src[1] if src[1] and src[0] % src[1] == 0 else 1
         case Ops.NEG:
             return src[0]
         case Ops.WHERE:
