@@ -88,6 +88,29 @@ def test_a_ring_gives_the_same_bits(sizes: tuple[int, int, int], layout: str, dt
     assert tried >= (2 if whole or (dtype.is_half and sizes[1] % 8 == 0 and sizes[2] % 8 == 0) else 0), plain
 
 
+@pytest.mark.parametrize(
+    ("rows", "columns", "lanes", "below", "beside"),
+    [(16, 16, 4, 8, 4), (16, 8, 8, 8, 8), (4, 16, 2, 16, 4), (8, 4, 4, 8, 16)],
+)
+@pytest.mark.parametrize(("dtype", "precision"), [(HALF, "highest"), (SINGLE, "high")], ids=str)
+@pytest.mark.parametrize("layout", ["TN", "NT"])
+def test_tiles_of_any_size(
+    layout: str, dtype: DType, precision: str, rows: int, columns: int, lanes: int, below: int, beside: int
+) -> None:
+    """Those that a search may find, cut unevenly."""
+    sizes = (rows * below + 8, columns * beside * 2 - 8, 104)
+    ast, arrays, machine = gemm(*sizes, layout, dtype), arrays_of(sizes, dtype), replace(GPU, shared_bytes=1 << 20)
+    opts = (
+        named("tile", 0, rows), named("vectorize", 1, lanes), named("tile", 1, columns),
+        named("unroll", 2, 64 // dtype.itemsize), named("parallel", 2), named("bind", 0, below),
+        named("bind", 1, beside), named("warp_matrix", 2),
+    )  # fmt: skip
+    with Context(FLOAT32_MATMUL_PRECISION=precision):
+        want = result(ast, arrays, opts, machine=machine)
+        got = result(ast, arrays, (*opts, named("copy_ahead", 2, 3)), machine=machine, per=2)
+    assert got.tobytes() == want.tobytes()
+
+
 def cp_async(text: str) -> list[str]:
     return re.findall(r"cp\.async\.c[ag]\.shared\.global .*, (\d+)(?:, %r\d+)?;", text)
 
