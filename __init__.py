@@ -28,6 +28,7 @@ from manygrad.tensor.function import function
 from manygrad.tensor.grad_mode import enable_grad, is_grad_enabled, no_grad, set_grad_enabled
 from manygrad.tensor.ops.broadcast import result_type
 from manygrad.tensor.ops.random import get_rng_state, set_rng_state
+from manygrad.tensor.precision import get_float32_matmul_precision, set_float32_matmul_precision
 from manygrad.tensor.tensor import Tensor, Variable
 from manygrad.tensor.time_loop import scan
 
@@ -59,6 +60,7 @@ __all__ = [
     "errors",
     "finfo",
     "function",
+    "get_float32_matmul_precision",
     "get_rng_state",
     "iinfo",
     "is_grad_enabled",
@@ -70,6 +72,7 @@ __all__ = [
     "promote_types",
     "result_type",
     "scan",
+    "set_float32_matmul_precision",
     "set_grad_enabled",
     "set_rng_state",
     "special",

@@ -115,7 +115,7 @@ BOUND = (
 WARPS = (
     named("tile", 0, 8), named("vectorize", 1, 4), named("tile", 1, 8), named("unroll", 2, 32), named("parallel", 2),
     named("bind", 0, 16), named("bind", 1, 8),
-    named("warp_matrix", 2),
+    named("warp_matrix", 2), named("copy_ahead", 2, 3),
 )  # fmt: skip
 
 
@@ -132,7 +132,9 @@ def sum_of_rows() -> Tensor:
 
 
 def groups(title: str, make: Callable[[], Tensor], opts: tuple[Opt, ...]) -> str:
-    machine = replace(OPENCL, group_items=1024, shared_bytes=48 << 10, subgroup_items=32, dots=WARP_DOTS)
+    machine = replace(
+        OPENCL, group_items=1024, shared_bytes=48 << 10, subgroup_items=32, dots=WARP_DOTS, copies_ahead=True
+    )
     tree = show(prepare(kernel(make()), machine, opts).tree())
     return f"\n## {title}\n\n`{' '.join(map(repr, opts))}`\n\n```\n{tree}\n```\n"
 

@@ -151,6 +151,13 @@ FLOAT32_PARTS = EnvVar(
     "products of float32 on a matrix unit (AMX), each number as the sum of three of bfloat16, as exact as float32; "
     "0: by FMAs alone",
 )
+FLOAT32_MATMUL_PRECISION = EnvVar(
+    "FLOAT32_MATMUL_PRECISION",
+    "highest",
+    "name",
+    "of products of float32: highest; high, medium: their factors may be rounded to tf32 (10 bits after the point), "
+    "where a GPU multiplies those faster (`set_float32_matmul_precision`)",
+)
 BEAM_SPLIT = EnvVar(
     "BEAM_SPLIT",
     0,

@@ -28,6 +28,11 @@ class Low(Enum):
     ITEM = auto()  # place of this work item along dimension arg of its group; arg None: its number in the group
     SHARED = auto()  # pointer into the memory that a group shares; arg byte offset
     BARRIER = auto()  # all work items of the group are here, and what they wrote to shared memory is seen
+    # only where work items go on meanwhile (`Machine.copies_ahead`):
+    COPY = auto()  # src (pointer, offset, pointer, offset[, condition]); arg constant added to the second offset: so
+    # many elements are copied from the second place to the first, of shared memory; zeros where the condition is false
+    COMMIT = auto()  # the copies since the last one are a set
+    AWAIT = auto()  # all of this work item's sets are done but the last arg
     EXCHANGE = auto()  # src (value,): that of the work item whose place along dimension 0 differs in the bit arg;
     # all work items of the group are here
     CONST = auto()  # arg; lanes > 1: all the same
@@ -69,7 +74,8 @@ class Low(Enum):
     # arg (sums, rows, columns, type of rows, of columns): registers; that of columns has a row for each group of a lane
     MATRIX_DOT = auto()
     # only where it has one whose operands lie in the registers of a warp (`Dot.columns`); all threads of the warp are
-    # here. src (a, b, c, d): a and b are two rows of this thread's, c a column, of four iterations each; added to the
+    # here. src (a, b, c, d): a and b are two rows of this thread's, c a column, of four iterations each (two of
+    # float32, which are rounded to 10 bits after the point, ties away from zero); added to the
     # four sums d of the thread: two of a row, then two of the other; arg the Dot
     WARP_DOT = auto()
     # only where the machine has it (`Machine.scales`):

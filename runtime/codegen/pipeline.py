@@ -104,6 +104,8 @@ def beyond(machine: Machine, ast: UOp, opts: tuple[Opt, ...]) -> str | None:
     nest = loop_nest(sig, opts)
     if math.prod(nest.group) > machine.group_items:
         return f"a group of {math.prod(nest.group)} work items; this machine has groups of {machine.group_items}"
+    if nest.ring and not machine.copies_ahead:
+        return "copies that go on while a group computes; this machine has none"
     items = max(nest.reduce_bound.values(), default=1)
     if items > machine.subgroup_items > 0:
         return f"sums across {items} work items; this machine's subgroups have {machine.subgroup_items}"

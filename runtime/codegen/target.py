@@ -15,9 +15,10 @@ LANE_BYTES = 4  # of each factor of a dot product, side by side
 SQUARES = 2
 WARP = 32  # threads of a GPU that run one instruction
 # a matrix product of warps: how many threads of one lie below each other in its part of the product, and side by side;
-# iterations of the reduction that a group copies at a time; how many of them a thread reads at once
+# of each row what a group copies at a time
 WARP_DOWN, WARP_BESIDE = 8, 4
-FRAGMENT_TERMS, FRAGMENT_CHUNK = 32, 8
+FRAGMENT_BYTES = 64
+CHUNK_BYTES = 16  # of it a thread reads at once; one instruction copies as much into the memory of a group, at most
 
 
 class Dot(NamedTuple):
@@ -27,7 +28,8 @@ class Dot(NamedTuple):
     that (of a machine's: must not be more). `rows`: of a matrix unit, which multiplies up to so many rows of one factor
     by a vector's lanes of the other in one instruction, of each as much as a vector holds; 1: there is none. `columns`:
     of one whose operands and sums are shared out over the registers of a warp's threads (mma), which multiplies by so
-    many columns of the other; 0: it is none. Factors of float32 are multiplied in parts, by a matrix unit alone."""
+    many columns of the other, factors of float32 rounded to tf32 before; 0: it is none. Other factors of float32 are
+    multiplied in parts, by a matrix unit alone."""
 
     left: DType
     right: DType
@@ -48,8 +50,13 @@ class Dot(NamedTuple):
         return self.terms * self.vector_bytes // LANE_BYTES
 
     @property
+    def block_terms(self) -> int:
+        """Iterations of a product of warps that a group copies at a time."""
+        return FRAGMENT_BYTES // self.left.itemsize
+
+    @property
     def in_parts(self) -> bool:
-        return self.left is dtypes.float32
+        return self.left is dtypes.float32 and not self.columns
 
     @property
     def words_most(self) -> int:
@@ -66,8 +73,8 @@ class Dot(NamedTuple):
         return self.most is None or bounds(x if x.dtype is self.left else y)[1] <= self.most
 
 
-# mma.sync of PTX, 16 rows by 8 columns, 16 iterations at once
-WARP_DOTS = tuple(Dot(t, t, 32, rows=16, columns=8) for t in (dtypes.bfloat16, dtypes.float16))
+# mma.sync of PTX, 16 rows by 8 columns, 16 iterations at once, of float32 8
+WARP_DOTS = tuple(Dot(t, t, 32, rows=16, columns=8) for t in (dtypes.bfloat16, dtypes.float16, dtypes.float32))
 
 
 @dataclass(frozen=True)
@@ -84,6 +91,7 @@ class Machine:
     group_items: int = 1  # work items that a group may have; 1: the device has no groups
     shared_bytes: int = 0  # of memory that they share
     subgroup_items: int = 0  # work items that exchange values in registers (a warp); 0: through shared memory alone
+    copies_ahead: bool = False  # whether they go on while what they copy is on its way there (cp.async)
     warp_items: int = 0  # threads that access memory at once, best what lies side by side; 0: this is no GPU
     first_cache_bytes: int = 48 << 10  # a core's own first-level data cache; not read from the system
 

@@ -31,13 +31,13 @@ from tests.cuda.arithmetic import (
 from tests.cuda.arithmetic import (
     high as upper_half,
 )
-from tests.cuda.matrix import product
-from tests.cuda.memory import LOCAL_BASE, SHARED_BASE, WINDOW, DeviceMemory, Fault, SharedMemory
+from tests.cuda.copies import AsynchronousCopies
+from tests.cuda.matrix import product, rounded_to_tf32
+from tests.cuda.memory import LOCAL_BASE, SHARED_BASE, WARP, WINDOW, DeviceMemory, Fault, SharedMemory
 from tests.cuda.parse import UNSIGNED, Instruction, Module, parse
 
 AT_ONCE = 1 << 15  # threads
 RUNNING, WAITING, ENDED, IN_WARP = 0, 1, 2, 3  # (the last: waiting for the other threads of an exchange)
-WARP = 32
 MOST_STEPS = 200_000  # basic blocks in one run: what takes longer is taken for a loop without end
 
 parsed = cache(parse)
@@ -85,6 +85,7 @@ class Run:
         }  # fmt: skip
         self.arguments = {name: data for (name, _), data in zip(module.params, arguments)}
         self.shared = SharedMemory(len(blocks), module.nbytes["shared"])
+        self.copies = AsynchronousCopies(self.shared, memory, self.n)
         self.local = np.full((self.n, module.nbytes["local"]), 0xA5, np.uint8)
         self.registers: dict[str, np.ndarray] = {}
         self.at = np.zeros(self.n, np.int64)
@@ -147,6 +148,7 @@ class Run:
             case "bra":
                 self.at[who] = self.module.labels[str(x.args[0])]
             case "ret" | "exit":
+                self.copies.none_left(who)
                 self.state[who] = ENDED
                 self.release()
             case "trap":
@@ -264,6 +266,9 @@ class Run:
             case "mma":
                 self.multiply(x)
                 return
+            case "cp":
+                self.copy(x)
+                return
             case "atom":
                 self.compare_and_swap(x, modes, kind)
                 return
@@ -281,6 +286,9 @@ class Run:
             case "selp":
                 chosen = self.read(args[3], "pred")
                 self.write(x, args[0], np.where(chosen, self.read(args[1], kind), self.read(args[2], kind)))
+                return
+            case "cvt" if x.op[1:] == ("rna", "tf32", "f32"):
+                self.write(x, args[0], rounded_to_tf32(self.read(args[1], "f32")))
                 return
             case "cvt" if kind in ("f32",) and x.op[-2].endswith("x2"):
                 t = TYPES[x.op[-2][:-2]]  # the first operand is the upper half
@@ -426,8 +434,9 @@ class Run:
 
     def multiply(self, x: Instruction) -> None:
         """mma: all threads of a warp are there."""
-        shape = ("sync", "aligned", "m16n8k16", "row", "col", "f32")
-        assert x.op[1:7] == shape and x.op[7] == x.op[8] in ("bf16", "f16"), x.text
+        kind = x.op[7]
+        shape = ("sync", "aligned", "m16n8k8" if kind == "tf32" else "m16n8k16", "row", "col", "f32")
+        assert x.op[1:7] == shape and kind == x.op[8] in ("bf16", "f16", "tf32"), x.text
         warp = self.block[self.ids] * self.per_block + self.thread[self.ids] // WARP
         whole = len(self.ids) % WARP == 0 and (warp.reshape(-1, WARP) == warp[::WARP, None]).all()
         if not whole or x.predicate is not None:
@@ -435,7 +444,7 @@ class Run:
         to, *operands = x.args
         kinds = ("b32", "b32", "f32")
         a, b, c = ([self.read(r, k).reshape(-1, WARP) for r in rs] for rs, k in zip(operands, kinds))
-        for name, found in zip(to, product(a, b, c, x.op[7] == "bf16")):
+        for name, found in zip(to, product(a, b, c, kind)):
             self.write(x, name, found.reshape(-1))
 
     # *** memory ***
@@ -477,6 +486,34 @@ class Run:
         data = np.concatenate(parts, 1)[active]
         self.moved(self.addresses(str(at)), active, modes, size * len(names), x.text, data)
 
+    def copy(self, x: Instruction) -> None:
+        """cp.async: a copy, the end of a set of them, or a wait."""
+        assert x.op[1] == "async" and x.predicate is None, x.text
+        match x.op[2]:
+            case "commit_group":
+                self.copies.commit(self.ids)
+            case "wait_all":
+                self.copies.commit(self.ids)
+                self.copies.wait(self.ids, 0)
+            case "wait_group":
+                self.copies.wait(self.ids, int(str(x.args[0])))
+            case "ca" | "cg":
+                to, source, size, *read = (str(a) for a in x.args)
+                nbytes = int(size)
+                if nbytes not in ((16,) if x.op[2] == "cg" else (4, 8, 16)):
+                    raise Fault(f"{x.text}: copies of {nbytes} bytes")
+                some = self.read(read[0], "u32") if read else np.full(len(self.ids), nbytes)
+                blocks, addresses = self.block[self.ids], self.addresses(source)
+                self.copies.start(self.ids, blocks, self.addresses(to), addresses, some, nbytes, x.text)
+                self.count(addresses[some > 0], self.ids[some > 0], nbytes)
+            case _:
+                raise NotImplementedError(x.text)
+
+    def count(self, at: np.ndarray, ids: np.ndarray, nbytes: int) -> None:
+        if self.memory.traffic is not None:
+            warps = self.block[ids] * self.per_block + self.thread[ids] // WARP
+            self.memory.traffic.count(warps, at.astype(np.int64) - self.memory.base, nbytes)
+
     def active(self, x: Instruction) -> np.ndarray:
         """Which of the threads that run this have a predicate that holds."""
         return np.ones(len(self.ids), bool) if x.predicate is None else self.predicate(x)[self.who]
@@ -510,6 +547,8 @@ class Run:
         if space == "shared":
             at = self.shared.offsets(addresses, nbytes, nbytes, what)
             if data is None:
+                if self.memory.traffic is not None:
+                    self.memory.traffic.count_banks(ids, at, nbytes)
                 return self.shared.read(at, self.block[ids], ids, nbytes)
             self.shared.write(at, self.block[ids], ids, data)
             return data
@@ -520,9 +559,7 @@ class Run:
             self.local[ids[:, None], cells] = data
             return data
         at = self.memory.check(addresses, nbytes, nbytes, what, 1 if data is None else None)
-        if self.memory.traffic is not None:
-            warps = self.block[ids] * self.per_block + self.thread[ids] // WARP
-            self.memory.traffic.count(warps, at, nbytes)
+        self.count(addresses, ids, nbytes)
         word = next(w for w in (8, 4, 2, 1) if nbytes % w == 0)
         whole = self.memory.bytes[: len(self.memory.bytes) // word * word].view(UNSIGNED[word])
         cells = (at // word)[:, None] + np.arange(nbytes // word)

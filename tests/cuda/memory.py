@@ -21,23 +21,37 @@ class Fault(Exception):
     """What a GPU would stop for, or silently do wrong."""
 
 
+WARP, BANKS, WORD = 32, 32, 4
 SECTOR = 32  # bytes that memory moves at once
 
 
 @dataclass
 class Traffic:
     """What a kernel's accesses move: the bytes that threads ask for, and those of the sectors that each warp's access
-    touches. `instructions`: of all threads."""
+    touches. `instructions`: of all threads. `reads`, `turns`: of shared memory by as many threads as ask for 128 bytes
+    together, and in how many turns its banks serve them."""
 
     asked: int = 0
     moved: int = 0
     instructions: int = 0
+    reads: int = 0
+    turns: int = 0
 
     def count(self, warps: np.ndarray, offsets: np.ndarray, nbytes: int) -> None:
         first, last = offsets // SECTOR, (offsets + nbytes - 1) // SECTOR
         both = np.concatenate([np.stack([warps, first], 1), np.stack([warps, last], 1)])
         self.asked += len(offsets) * nbytes
         self.moved += len(np.unique(both, axis=0)) * SECTOR
+
+    def count_banks(self, threads: np.ndarray, offsets: np.ndarray, nbytes: int) -> None:
+        """A bank has every 32nd word, and serves one of them a turn, to any number of threads."""
+        together = threads // min(WARP, 128 // nbytes)
+        words = offsets[:, None] // WORD + np.arange(max(1, nbytes // WORD))
+        asked = np.unique(np.stack([np.repeat(together, words.shape[1]), words.reshape(-1)], 1), axis=0)
+        banks, count = np.unique(asked[:, 0] * BANKS + asked[:, 1] % BANKS, return_counts=True)
+        first = np.flatnonzero(np.diff(banks // BANKS, prepend=-1))
+        self.reads += len(first)
+        self.turns += int(np.maximum.reduceat(count, first).sum())
 
 
 class DeviceMemory:
@@ -124,6 +138,7 @@ class SharedMemory:
         self.bytes = np.full((blocks, nbytes), POISON, np.uint8)
         self.writer = np.full((blocks, nbytes), -1, np.int64)
         self.reader = np.full((blocks, nbytes), -1, np.int64)  # -2: several
+        self.arriving = np.zeros((blocks, nbytes), bool)  # where an asynchronous copy will write
 
     def barrier(self, blocks: np.ndarray) -> None:
         self.writer[blocks] = self.reader[blocks] = -1
@@ -140,6 +155,7 @@ class SharedMemory:
         """(accesses, nbytes)."""
         cells = at[:, None] + np.arange(nbytes)
         where = blocks[:, None], cells
+        self.nothing_arrives(where, "reads")
         writer = self.writer[where]
         if ((writer != -1) & (writer != threads[:, None])).any():
             raise Fault("race: a thread reads shared memory that another one wrote, and no barrier lies between")
@@ -150,6 +166,7 @@ class SharedMemory:
     def write(self, at: np.ndarray, blocks: np.ndarray, threads: np.ndarray, data: np.ndarray) -> None:
         cells = at[:, None] + np.arange(data.shape[1])
         where = blocks[:, None], cells
+        self.nothing_arrives(where, "writes")
         for seen, what in ((self.writer[where], "wrote"), (self.reader[where], "read")):
             if ((seen != -1) & (seen != threads[:, None])).any():
                 raise Fault(f"race: a thread writes shared memory that another one {what}, and no barrier lies between")
@@ -157,3 +174,7 @@ class SharedMemory:
         self.writer[where] = threads[:, None]
         if (self.writer[where] != threads[:, None]).any():
             raise Fault("race: two threads write to the same place of shared memory")
+
+    def nothing_arrives(self, where: tuple[np.ndarray, np.ndarray], what: str) -> None:
+        if self.arriving[where].any():
+            raise Fault(f"race: a thread {what} shared memory where a copy is on its way that nobody has waited for")

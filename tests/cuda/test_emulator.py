@@ -20,12 +20,13 @@ from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.uop import UOp
 from tests.cuda.arithmetic import fma32, fma64, quotient, shifted
 from tests.cuda.emulator import launch, parsed
-from tests.cuda.memory import DeviceMemory, Fault
+from tests.cuda.memory import DeviceMemory, Fault, Traffic
 from tests.runtime.codegen.kernels import elementwise, f32, gemm, run
 
 MACHINE = Machine(16, 32, cores=4, group_items=1024, shared_bytes=48 << 10, subgroup_items=32)
 TILED = (named("tile", 0, 4), named("tile", 1, 4), named("parallel", 2), named("bind", 0, 4), named("bind", 1, 8))
 SHARED = (*TILED, named("cache_shared", 2, 1, 16), named("cache_shared", 2, 2, 16))
+TARGET = NVPTXTarget()
 ACROSS = (named("parallel", 2), named("bind", 1, 2), named("bind_reduce", 2, 16))
 RNG = np.random.default_rng(0)
 
@@ -36,21 +37,26 @@ def result(
     opts: Opts | None,
     change: Callable[[str], str] | None = None,
     machine: Machine = MACHINE,
+    per: int = 1,
+    target: NVPTXTarget = TARGET,
+    traffic: Traffic | None = None,
 ) -> np.ndarray:
-    """Argument 0 after a kernel was run in the emulator, with its PTX changed."""
+    """Argument 0 after a kernel was run in the emulator, with its PTX changed; `per`: indices of the grid that a group
+    runs one after the other."""
     program = prepare(ast, machine, opts).program()
-    ptx = ptx_of(render(program, NVPTXTarget()), 90)
+    ptx = ptx_of(render(program, target), 90)
     if change is not None:
         assert change(ptx) != ptx
         ptx = change(ptx)
     memory, places = DeviceMemory(1 << 26), []
+    memory.traffic = traffic
     for a in arrays:
         places.append(memory.alloc(a.nbytes))
         memory.view(places[-1], a.nbytes)[:] = a.view(np.uint8)
-    threads = (*threads_of(program, NVPTXTarget()), 1, 1)[:3]
+    threads = (*threads_of(program, target), 1, 1)[:3]
     total = math.prod(-(-evaluate_int(n, {}) // step) for n, step in program.parallel)
-    blocks = total if program.group else -(-total // threads[0])
-    words = [*places, total, 1]
+    blocks = -(-total // (per if program.group else per * threads[0]))
+    words = [*places, total, per]
     if program.scratch_bytes:
         words.append(memory.alloc(scratch_of_thread(program) * blocks * math.prod(threads)))
     launch(parsed(ptx), memory, (blocks, 1, 1), threads, [w.to_bytes(8, "little") for w in words])

@@ -75,6 +75,21 @@ def test_the_counter_sees_accesses_that_are_apart() -> None:
     assert (one.asked, one.moved) == (256, 128 + 32 * 32)
 
 
+def test_the_counter_sees_reads_that_meet_in_a_bank() -> None:
+    threads = np.arange(32)
+    for step, nbytes, reads, turns in (
+        (4, 4, 1, 1),
+        (8, 4, 1, 2),
+        (128, 4, 1, 32),
+        (0, 4, 1, 1),
+        (16, 16, 4, 4),
+        (32, 16, 4, 8),
+    ):
+        one = Traffic()
+        one.count_banks(threads, threads * step, nbytes)
+        assert (one.reads, one.turns) == (reads, turns), (step, nbytes)
+
+
 @emulated
 def test_a_sum_down_long_columns_is_cut_into_parts() -> None:
     """A thread would go down a whole column; along rows the threads of a group share one."""

@@ -238,6 +238,7 @@ def test_the_ptx_is_what_the_page_shows(monkeypatch: pytest.MonkeyPatch) -> None
     (text,) = [p for p in found if "mma.sync" in p]
     for line in shown.splitlines():
         assert re.search(rf"^\s*{re.escape(line.split()[0])}\s", text, re.MULTILINE), line
-    assert text.count("mma.sync") == 32 and len(re.findall(r"ld\.shared\.v4", text)) == 12
+    reads = [len(re.findall(rf"ld\.shared\.v4\.{word}", text)) for word in ("b32", "b16")]
+    assert text.count("mma.sync") == 32 and reads == [8, 8]
     assert opts[0].strip() in [" ".join(map(str, o)) for o in made]  # type: ignore[call-overload]
     assert out[0, 0].item() == 512.0

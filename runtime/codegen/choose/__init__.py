@@ -10,6 +10,7 @@ the list so far, which gives the list with what it decides. What they weigh is i
     matrices    what a matrix unit multiplies
     blocks      how much runs before the next           memory      what is kept, prefetched, streamed
     threads     what is cut over the threads              groups      all of it, on a GPU
+    ahead       what a group copies while it computes
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import Concatenate, ParamSpec
 
 from manygrad.runtime.codegen.analysis.describe import signature
+from manygrad.runtime.codegen.choose.ahead import copy_ahead
 from manygrad.runtime.codegen.choose.blocks import sum_rows_in_turn
 from manygrad.runtime.codegen.choose.conditions import skip_masked, unroll_reduction
 from manygrad.runtime.codegen.choose.facts import Facts
@@ -79,6 +81,7 @@ from manygrad.tensor.uop.uop import UOp
 # in the order in which they are made; of a product exactly one of those that pack
 DECISIONS: tuple[Callable[..., Opts], ...] = (
     bind_groups,
+    copy_ahead,
     multiply_in_parts,
     run_in_order,
     multiply_blocks_of_bytes,
@@ -162,6 +165,7 @@ def _decide(choice: Choice) -> Choice:
     facts = choice.facts
     if facts.machine.warp_items:
         choice.take(bind_groups)
+        choice.take(copy_ahead)
         return choice
     if any(s.arg is not None for s in facts.sig.stores):
         choice.take(run_in_order)

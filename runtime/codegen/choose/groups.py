@@ -25,7 +25,7 @@ from manygrad.runtime.codegen.opts.bind_reduce import BindReduce
 from manygrad.runtime.codegen.opts.cache_shared import CacheShared
 from manygrad.runtime.codegen.opts.in_order import injective
 from manygrad.runtime.codegen.opts.opt import chosen, without
-from manygrad.runtime.codegen.target import FRAGMENT_TERMS
+from manygrad.runtime.codegen.target import Dot
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.ranges import ranges_of
 from manygrad.tensor.uop.uop import UOp
@@ -171,7 +171,7 @@ def products(facts: Facts, opts: Opts, main: UOp) -> Iterator[Opts]:
     slots = sorted({u.src[0].src[0].arg for u in loads})
     k = main.src[-1]
     if by_matrices:
-        yield from by_warps(facts, opts, k, rows, columns)
+        yield from by_warps(facts, opts, term.arg, k, rows, columns)
     if len(loads) != 2:
         return
     for down, side, below, beside in by_waves(facts, rows, columns, sizes):
@@ -188,12 +188,12 @@ def products(facts: Facts, opts: Opts, main: UOp) -> Iterator[Opts]:
         yield (*opts, *part, Parallel(len(loops)), Bind(rows.arg.id, below), Bind(columns.arg.id, beside))
 
 
-def by_warps(facts: Facts, opts: Opts, k: UOp, rows: UOp, columns: UOp) -> Iterator[Opts]:
+def by_warps(facts: Facts, opts: Opts, dot: Dot, k: UOp, rows: UOp, columns: UOp) -> Iterator[Opts]:
     """Matrix instructions of warps, the largest parts that still give each multiprocessor one."""
     for down, side, below, beside in by_waves(facts, rows, columns, WARP_PRODUCTS):
         tiles = (Tile(rows.arg.id, down), Vectorize(columns.arg.id, 4), Tile(columns.arg.id, side))
         bind = (Bind(rows.arg.id, below), Bind(columns.arg.id, beside))
-        terms = Unroll(k.arg.id, FRAGMENT_TERMS), WarpMatrix(k.arg.id)
+        terms = Unroll(k.arg.id, dot.block_terms), WarpMatrix(k.arg.id)
         yield (*opts, *tiles, *terms, Parallel(len(facts.sig.loops)), *bind)
 
 

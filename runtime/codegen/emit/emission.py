@@ -171,6 +171,7 @@ class OpenTiles:
     ragged: Mapping[UOp, Inst | None] = field(default_factory=dict)
     reach: int = 0  # iterations beyond such a range's tile that there are
     block: Mapping[UOp, Inst] = field(default_factory=dict)  # range -> index of its block's first iteration
+    place: Inst | None = None  # which of the blocks in a group's memory that is
     # in a loop over single vectors: (the range, index of the tile's first iteration, the vector's place in the tile)
     vector: tuple[UOp, Inst, Inst] | None = None
     prefetches: tuple[PrefetchLoads, ...] = ()  # those around

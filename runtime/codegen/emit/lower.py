@@ -19,6 +19,7 @@ from dataclasses import replace
 from typing import Any
 
 from manygrad.runtime.codegen.analysis.affine import Position
+from manygrad.runtime.codegen.emit.copies import copy_part
 from manygrad.runtime.codegen.emit.emission import INDEX, Emission
 from manygrad.runtime.codegen.emit.fragments import declare, fetch_part, share_part
 from manygrad.runtime.codegen.emit.indices import instruction
@@ -33,9 +34,12 @@ from manygrad.runtime.codegen.emit.values import index_value, remember
 from manygrad.runtime.codegen.loops.lanes import Lanes
 from manygrad.runtime.codegen.loops.tree import (
     Accumulate,
+    AwaitCopies,
     Barrier,
     BlockLoop,
+    CommitCopies,
     CopyElement,
+    CopyPart,
     Fetch,
     FetchPart,
     For,
@@ -54,6 +58,7 @@ from manygrad.runtime.codegen.loops.tree import (
     Scope,
     Share,
     SharePart,
+    StartCopies,
     Store,
     TileLoop,
     Tree,
@@ -150,7 +155,8 @@ def _tile(e: Emission, n: TileLoop) -> None:
 
 
 def _block(e: Emission, n: BlockLoop) -> None:
-    with e.within(replace(e.scope, block={**e.scope.block, n.range: instruction(e, n.begin)})):
+    place = instruction(e, n.place) if n.place is not None else None
+    with e.within(replace(e.scope, block={**e.scope.block, n.range: instruction(e, n.begin)}, place=place)):
         walk(e, n.body)
 
 
@@ -162,15 +168,15 @@ def _cache_read(e: Emission, n: PackStage) -> None:
     e.packed.update(part.stage.value for part in n.parts)
 
 
-def _share(e: Emission, n: Share) -> None:
+def _share(e: Emission, n: Share | StartCopies) -> None:
     e.packed.discard(n.stage.value)
     with e.within(e.with_lanes(Lanes())):
         walk(e, n.body)
     e.packed.add(n.stage.value)
 
 
-def _barrier(e: Emission, n: Barrier) -> None:
-    e.emit(Low.BARRIER, dtypes.void, (), here=True)
+def _effect(e: Emission, op: Low, arg: int | None = None) -> None:
+    e.emit(op, dtypes.void, (), arg, here=True)
 
 
 def _reduce(e: Emission, n: ReduceLoop) -> None:
@@ -221,7 +227,11 @@ WALK: dict[type[Node], Callable[[Emission, Any], None]] = {
     Fetch: _fetch,
     FetchPart: fetch_part,
     SharePart: share_part,
-    Barrier: _barrier,
+    StartCopies: _share,
+    CopyPart: copy_part,
+    CommitCopies: lambda e, n: _effect(e, Low.COMMIT),
+    AwaitCopies: lambda e, n: _effect(e, Low.AWAIT, n.pending),
+    Barrier: lambda e, n: _effect(e, Low.BARRIER),
     ReduceLoop: _reduce,
     Accumulate: lambda e, n: e.adding[-1](),
     OnlineReduce: _online,

@@ -20,6 +20,13 @@ def argument(e: Emission, param: UOp) -> Inst:
     return e.emit(Low.PARAM, param.dtype, (), param.arg)
 
 
+def place_of(e: Emission, u: UOp) -> tuple[Inst, Inst, int]:
+    """(pointer, offset, constant) of what a LOAD reads side by side."""
+    a = e.scope.analysis.affine(u.src[0].src[1], {})
+    assert a is not None and (a.stride == 1 or e.scope.lanes == 1), u
+    return argument(e, u.src[0].src[0]), sum_of_terms(e, a), a.constant
+
+
 def load(e: Emission, u: UOp, position: Position) -> Inst:
     index = u.src[0]
     valid = e.conjunction(value(e, index.src[2], position)) if len(index.src) == 3 else None

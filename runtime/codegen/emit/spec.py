@@ -37,6 +37,7 @@ RULES: list[InstructionRule] = [
     ("an access has a pointer and an offset", tuple(ACCESSES), _is_place),
     ("an access has one condition at most", tuple(ACCESSES), _has_condition),
     ("what is stored has the lanes of its store", (Low.STORE, Low.STREAM), lambda x: x.src[2].lanes == x.lanes),
+    ("a copy is from an argument to shared memory", (Low.COPY,), lambda x: _copies(x)),
     ("what is read and set is a variable", (Low.GET, Low.SET), lambda x: x.src[0].op is Low.ACC),
     ("a variable has the lanes of what it is set to", (Low.SET,), lambda x: x.src[1].lanes == x.src[0].lanes),
     ("a variable has the type of what it is set to", (Low.SET,), lambda x: x.src[1].dtype is x.src[0].dtype),
@@ -55,6 +56,12 @@ RULES: list[InstructionRule] = [
         lambda x: len({s.dtype for s in x.src}) == 1,
     ),
 ]
+
+
+def _copies(x: Inst) -> bool:
+    to, at, source, offset, *inside = x.src
+    whole = all(s.dtype.is_bool and s.lanes == 1 for s in inside) and x.lanes * x.dtype.itemsize in (4, 8, 16)
+    return (to.op, source.op) == (Low.SHARED, Low.PARAM) and _is_index(at) and _is_index(offset) and whole
 
 
 def _bits(x: Inst) -> int:

@@ -12,7 +12,8 @@ Where a machine adds up two products of bytes in 16 bits (AVX2), a short sum of 
 end, and is widened once (`fits_words`): the weights of a block of 32, of 4 bits each, by bytes.
 
 Of bfloat16, and of float16 where a matrix unit takes it, these are matrix products alone: plain reads, added up in
-float32 over one range. (Denormals of bfloat16 count as 0 on a processor.)
+float32 over one range. (Denormals of bfloat16 count as 0 on a processor.) Factors of float32 are taken by a GPU's
+matrix instructions alone, which round them, where `set_float32_matmul_precision` allows it.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from manygrad.runtime.codegen.analysis.describe import signature, size_factor
 from manygrad.runtime.codegen.cost import LEAST_DOT_TERMS
 from manygrad.runtime.codegen.target import LANE_BYTES, Dot
 from manygrad.tensor.dtype import DType, dtypes
+from manygrad.tensor.environment import FLOAT32_MATMUL_PRECISION
 from manygrad.tensor.uop.args import RangeArg
 from manygrad.tensor.uop.intervals import bounds
 from manygrad.tensor.uop.ops import Ops
@@ -54,18 +56,24 @@ def fits_words(u: UOp, tensorized: UOp) -> bool:
     return is_dot(u.src[0]) and 0 < count <= u.src[0].arg.words_most
 
 
+def allowed(dots: tuple[Dot, ...]) -> tuple[Dot, ...]:
+    """Without those that round factors of float32, unless the user allows it."""
+    exact = FLOAT32_MATMUL_PRECISION.value not in ("high", "medium")
+    return tuple(d for d in dots if not (exact and d.columns and d.left is dtypes.float32))
+
+
 def use_dots(ast: UOp, dots: tuple[Dot, ...]) -> UOp:
     """The kernel with products as `dots` has them, where they are added up."""
-    halves = tuple(dict.fromkeys(d.left for d in dots if d.left.is_half))
+    floats = tuple(dict.fromkeys(d.left for d in dots if d.left.is_float and not d.in_parts))
     plain = not any(d.columns for d in dots)
-    if not dots or not any(factors(u, halves, plain) for u in signature(ast).reduces):
+    if not dots or not any(factors(u, floats, plain) for u in signature(ast).reduces):
         return ast
     last = signature(ast).loops[-1] if signature(ast).loops else None
     fresh = 1 + max(u.arg.id for u in signature(ast).nodes if u.op is Ops.RANGE)
 
     def change(u: UOp) -> UOp | None:
         nonlocal fresh
-        found = factors(u, halves, plain)
+        found = factors(u, floats, plain)
         if found is None:
             return None
         for x, y in sorted((found, found[::-1]), key=lambda pair: cost_of_sum(pair[1], u, last)):
@@ -89,15 +97,17 @@ def use_dots(ast: UOp, dots: tuple[Dot, ...]) -> UOp:
     return rebuild(ast, change)
 
 
-def factors(u: UOp, halves: tuple[DType, ...] = (dtypes.bfloat16,), plain: bool = True) -> tuple[UOp, UOp] | None:
-    """The bytes that a REDUCE multiplies and adds up in an int32, or the floats, of one of the types `halves`, of a
+def factors(u: UOp, floats: tuple[DType, ...] = (dtypes.bfloat16,), plain: bool = True) -> tuple[UOp, UOp] | None:
+    """The bytes that a REDUCE multiplies and adds up in an int32, or the floats, of one of the types `floats`, of a
     matrix product; `plain`: those that are read as they are."""
-    types = {dtypes.int32: BYTES, dtypes.float32: halves}.get(u.dtype, ())
+    types = {dtypes.int32: BYTES, dtypes.float32: floats}.get(u.dtype, ())
     if u.op is not Ops.REDUCE or u.arg is not Ops.ADD or u.src[0].op is not Ops.MUL:
         return None
-    if any(s.op is not Ops.CAST or s.src[0].dtype not in types for s in u.src[0].src):
+    a, b = u.src[0].src
+    if all(s.op is Ops.CAST and s.src[0].dtype in types for s in (a, b)):
+        a, b = a.src[0], b.src[0]
+    if a.dtype not in types or b.dtype not in types:
         return None
-    a, b = (s.src[0] for s in u.src[0].src)
     if a.dtype.is_float and (len(u.src) > 2 or a is b or not all(_can_be_factor(s, plain) for s in (a, b))):
         return None
     ranges = frozenset(u.src[1:])

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from manygrad.runtime.codegen.kernel.collapse import collapse
-from manygrad.runtime.codegen.kernel.dots import use_dots
+from manygrad.runtime.codegen.kernel.dots import allowed, use_dots
 from manygrad.runtime.codegen.kernel.float32_parts import multiply_in_parts
 from manygrad.runtime.codegen.kernel.legalize import Legalized, legalize
 from manygrad.runtime.codegen.kernel.split_phases import split_phases
@@ -54,7 +54,7 @@ SIMPLIFY = (
     _as("simple", "split_phases", lambda ast, _: split_phases(ast)),
 )
 EXPRESS = (
-    _as("dots", "use_dots", lambda ast, to: use_dots(ast, to.machine.dots)),
+    _as("dots", "use_dots", lambda ast, to: use_dots(ast, allowed(to.machine.dots))),
     _as("legal", "legalize", _legalize),
 )
 PARTS = (_as("legal", "multiply_in_parts", _multiply_in_parts),)

@@ -17,6 +17,7 @@ from itertools import product
 from math import prod
 
 from manygrad.runtime.codegen.loops import index
+from manygrad.runtime.codegen.loops.ahead import copied_ahead
 from manygrad.runtime.codegen.loops.index import ITEM, Index
 from manygrad.runtime.codegen.loops.lanes import Lanes
 from manygrad.runtime.codegen.loops.local import FragmentStage, SharedLoop
@@ -24,6 +25,7 @@ from manygrad.runtime.codegen.loops.tiles import Around, Body, Tiler
 from manygrad.runtime.codegen.loops.tree import (
     Barrier,
     BlockLoop,
+    CopyPart,
     Fetch,
     FetchPart,
     For,
@@ -35,16 +37,16 @@ from manygrad.runtime.codegen.loops.tree import (
     Scope,
     Share,
     SharePart,
+    StartCopies,
     Store,
     TileLoop,
     Vectors,
 )
 from manygrad.runtime.codegen.opts.cache_shared import part_size
+from manygrad.runtime.codegen.opts.copy_ahead import copied_chunks, runs_along
 from manygrad.runtime.codegen.opts.warp_matrix import fragment_bytes, is_ragged, product_sides, warps_beside
-from manygrad.runtime.codegen.target import FRAGMENT_CHUNK, FRAGMENT_TERMS, WARP_BESIDE, WARP_DOWN
-from manygrad.tensor.uop import symbolic as sym
+from manygrad.runtime.codegen.target import CHUNK_BYTES, WARP_BESIDE, WARP_DOWN
 from manygrad.tensor.uop.args import RangeArg
-from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.ranges import ranges_of
 from manygrad.tensor.uop.rewrite import substitute
 from manygrad.tensor.uop.uop import UOp
@@ -70,17 +72,26 @@ def warp_items(t: Tiler) -> tuple[dict[UOp, Index], list[tuple[int, Index]]]:
 
 def fragments_along(t: Tiler, k: UOp, around: Around, inner: Callable[[Around], Nodes]) -> Nodes:
     """The loop over `k` in blocks. While the warps multiply one, what the next one has is on its way to registers."""
-    size = k.src[0].arg
-    counter = t.counters.new()
+    size, terms = k.src[0].arg, t.kernel.nest.tile_of(k)
     stages = [stage_of(t, k, u, around) for w in t.kernel.sig.reduces for u in w.src[0].src]
+    if k in t.kernel.nest.ring:
+        copied, others = [s for s in stages if s.is_copied], [s for s in stages if not s.is_copied]
+        return copied_ahead(
+            t, k, terms,
+            copies=lambda begin: tuple(StartCopies(s, _parts(t, s, begin, CopyPart)) for s in copied),
+            inner=lambda begin: inner(replace(around, blocks={**around.blocks, k: (begin, terms)})),
+            fetched=lambda begin: tuple(fetch(t, s, begin) for s in others),
+            shared=lambda begin: tuple(share(t, s, begin) for s in others),
+        )  # fmt: skip
+    counter = t.counters.new()
     first = tuple(fetch(t, s, index.const(0)) for s in stages)
-    following = index.add(counter, index.const(FRAGMENT_TERMS))
+    following = index.add(counter, index.const(terms))
     after = tuple(fetch(t, s, following) for s in stages)
-    ahead = (If(index.less(following, index.const(size)), after),) if size > FRAGMENT_TERMS else ()
-    rest = inner(replace(around, blocks={**around.blocks, k: (counter, FRAGMENT_TERMS)}))
+    ahead = (If(index.less(following, index.const(size)), after),) if size > terms else ()
+    rest = inner(replace(around, blocks={**around.blocks, k: (counter, terms)}))
     shared = tuple(share(t, s, counter) for s in stages)
     block = BlockLoop(k, counter, (*shared, Barrier(), *ahead, *rest, Barrier()))
-    return (*first, For(counter, index.const(0), index.const(size), FRAGMENT_TERMS, (block,)))
+    return (*first, For(counter, index.const(0), index.const(size), terms, (block,)))
 
 
 def stage_of(t: Tiler, k: UOp, u: UOp, around: Around) -> FragmentStage:
@@ -90,25 +101,17 @@ def stage_of(t: Tiler, k: UOp, u: UOp, around: Around) -> FragmentStage:
     nest = t.kernel.nest
     (loop,) = (r for r in nest.bound if r in ranges_of(u))
     own = {r: r.replace(arg=RangeArg(fresh_number(t) + i, r.arg.kind)) for i, r in enumerate((k, loop))}
-    side = SharedLoop(loop, own[loop], around.groups[loop], part_size(nest, loop), FRAGMENT_TERMS)
+    side = SharedLoop(loop, own[loop], around.groups[loop], part_size(nest, loop), nest.tile_of(k))
     source = substitute(u, own)
-    offset = t.local.share(fragment_bytes(nest, u, loop))
-    along = _along(source, own[k], own[loop])
-    stage = FragmentStage(u, source, k, own[k], side, nest.tile_of(loop), along, offset)
+    ring = nest.ring.get(k, 1)
+    offset = t.local.share(fragment_bytes(nest, loop) * ring)
+    along = runs_along(source, own[k], own[loop], CHUNK_BYTES // u.dtype.itemsize)
+    is_copied = copied_chunks(nest, u, k)
+    tile = nest.tile_of(loop)
+    read = tile // 2 if loop is nest.vectorized else tile
+    stage = FragmentStage(u, source, k, own[k], side, tile, read, along, offset, ring, is_copied)
     t.local.fragments[u] = stage
     return stage
-
-
-def _along(source: UOp, k: UOp, loop: UOp) -> UOp | None:
-    """The range along which whole chunks lie side by side in the argument."""
-    indices = [u.src[0].src[1] for u in source.toposort() if u.op is Ops.LOAD]
-    for r in (k, loop):
-        mine = [sym.linear(x) for x in indices if r in ranges_of(x)]
-        rest = [c for steps, constant in mine for c in (constant, *(c for x, c in steps.items() if x is not r))]
-        in_chunks = r.src[0].arg % FRAGMENT_CHUNK == 0 and k.src[0].arg % 2 == 0
-        if in_chunks and all(steps.get(r) == 1 for steps, _ in mine) and all(c % FRAGMENT_CHUNK == 0 for c in rest):
-            return r
-    return None
 
 
 def fetch(t: Tiler, stage: FragmentStage, block: Index) -> Node:
@@ -120,27 +123,31 @@ def share(t: Tiler, stage: FragmentStage, block: Index) -> Node:
     return Share(stage, _parts(t, stage, block, SharePart))
 
 
-def _parts(t: Tiler, stage: FragmentStage, block: Index, leaf: type[FetchPart | SharePart]) -> Nodes:
+def _parts(t: Tiler, stage: FragmentStage, block: Index, leaf: type[FetchPart | SharePart | CopyPart]) -> Nodes:
     """Neighbouring threads read what lies side by side in the argument. Of what lies along the rows a thread reads two
-    iterations of the reduction, which are stored in pairs."""
+    iterations of the reduction, which are stored in pairs, or copies one."""
     items, side, k_size = prod(t.kernel.nest.group), stage.side, stage.k.src[0].arg
+    terms, each = stage.terms, stage.chunk
+    terms_at_once = 1 if stage.is_copied else 2
     chunks, pairs, across = (
-        FRAGMENT_TERMS // FRAGMENT_CHUNK,
-        FRAGMENT_TERMS // 2,
-        min(ACROSS, side.size // FRAGMENT_CHUNK),
+        terms // each,
+        terms // terms_at_once,
+        min(ACROSS, side.size // each),
     )
 
-    def opened(number: int, row: Index, rows: int, term: Index, terms: int) -> Nodes:
-        row, term = index.add(side.begin, row), index.add(block, term)
+    def opened(number: int, row: Index, rows: int, term: Index, count: int) -> Nodes:
+        to, row, term = (term, row), index.add(side.begin, row), index.add(block, term)
         inside = index.const(1)
-        if leaf is FetchPart:
+        if leaf is not SharePart:
             row = _up_to(row, side.loop.src[0].arg - rows) if is_ragged(t.kernel.nest, side.loop) else row
-            if k_size % FRAGMENT_TERMS:
-                inside, term = index.less(term, index.const(k_size)), _up_to(term, k_size - terms)
-        node = FetchPart(stage, number, inside) if leaf is FetchPart else SharePart(stage, number)
-        inner = (TileLoop(stage.k_source, term, terms, (node,)),)
+            if k_size % terms:
+                inside, term = index.less(term, index.const(k_size)), _up_to(term, k_size - count)
+        node: Node = CopyPart(stage, to, inside)
+        if leaf is not CopyPart:
+            node = SharePart(stage, number) if leaf is SharePart else FetchPart(stage, number, inside)
+        inner = (TileLoop(stage.k_source, term, count, (node,)),)
         nodes: Nodes = (TileLoop(side.source, row, rows, inner),)
-        return nodes if stage.along is None else (Vectors(Lanes(stage.along, FRAGMENT_CHUNK), nodes),)
+        return nodes if stage.along is None else (Vectors(Lanes(stage.along, each), nodes),)
 
     def digit(number: int, below: int, count: int) -> Index:
         """A digit of the part's number among all, from `below` on, of so many. (All are powers of two, so what is a
@@ -152,22 +159,19 @@ def _parts(t: Tiler, stage: FragmentStage, block: Index, leaf: type[FetchPart | 
 
     def part(number: int) -> Nodes:
         if stage.along is None:
-            return opened(number, digit(number, FRAGMENT_TERMS, side.size), 1, digit(number, 1, FRAGMENT_TERMS), 1)
+            return opened(number, digit(number, terms, side.size), 1, digit(number, 1, terms), 1)
         if stage.along is stage.k_source:
-            chunk = index.mul(digit(number, 1, chunks), FRAGMENT_CHUNK)
-            return opened(number, digit(number, chunks, side.size), 1, chunk, FRAGMENT_CHUNK)
+            chunk = index.mul(digit(number, 1, chunks), each)
+            return opened(number, digit(number, chunks, side.size), 1, chunk, each)
         chunk = digit(number, 1, across)
-        if (more := side.size // FRAGMENT_CHUNK // across) > 1:
+        if (more := side.size // each // across) > 1:
             chunk = index.add(chunk, index.mul(digit(number, across * pairs, more), across))
-        return opened(
-            number, index.mul(chunk, FRAGMENT_CHUNK), FRAGMENT_CHUNK, index.mul(digit(number, across, pairs), 2), 2
-        )
+        term = digit(number, across, pairs)
+        term = index.mul(term, terms_at_once) if terms_at_once > 1 else term
+        return opened(number, index.mul(chunk, each), each, term, terms_at_once)
 
-    count = (
-        side.size
-        * FRAGMENT_TERMS
-        // (1 if stage.along is None else FRAGMENT_CHUNK if stage.along is stage.k_source else 2 * FRAGMENT_CHUNK)
-    )
+    at_once = 1 if stage.along is None else each * (terms_at_once if stage.along is side.source else 1)
+    count = stage.elements // at_once
     if count < items:
         return (If(index.less(ITEM, index.const(count)), part(0)),)
     return tuple(n for i in range(count // items) for n in part(i))

@@ -16,26 +16,31 @@ from dataclasses import replace
 from math import prod
 
 from manygrad.runtime.codegen.loops import index
+from manygrad.runtime.codegen.loops.ahead import copied_ahead
 from manygrad.runtime.codegen.loops.fragments import fresh_number, warp_items
 from manygrad.runtime.codegen.loops.fragments import tile as one_tile
 from manygrad.runtime.codegen.loops.index import BEGIN, FINISH, FIRST_ITEM, ITEM, MEMBER, Index
-from manygrad.runtime.codegen.loops.lanes import fixed_size
+from manygrad.runtime.codegen.loops.lanes import Lanes, fixed_size
 from manygrad.runtime.codegen.loops.local import GroupStage, SharedLoop
 from manygrad.runtime.codegen.loops.tiles import Around, Body, Tiler
 from manygrad.runtime.codegen.loops.tree import (
     Barrier,
     BlockLoop,
     CopyElement,
+    CopyPart,
     For,
     If,
     Kind,
     Node,
     Nodes,
     Share,
+    StartCopies,
     TileLoop,
+    Vectors,
 )
 from manygrad.runtime.codegen.opts.cache_read import staged_values
 from manygrad.runtime.codegen.opts.cache_shared import part_size
+from manygrad.runtime.codegen.opts.copy_ahead import copied_width, is_in_vectors
 from manygrad.tensor.uop import symbolic as sym
 from manygrad.tensor.uop.args import RangeArg
 from manygrad.tensor.uop.ops import Ops
@@ -103,6 +108,14 @@ def shared_along(t: Tiler, k: UOp, around: Around, inner: Callable[[Around], Nod
     counter = t.counters.new()
     values = [u for slot in slots for u, _ in staged_values(t.kernel.sig, slot)]
     stages = [_stage(t, k, u, iterations, around) for u in values]
+    if k in t.kernel.nest.ring:
+        return copied_ahead(
+            t, k, iterations,
+            copies=lambda begin: tuple(StartCopies(s, (_copy(t, s, begin),)) for s in stages),
+            inner=lambda begin: inner(replace(around, blocks={**around.blocks, k: (begin, iterations)})),
+            fetched=lambda begin: (),
+            shared=lambda begin: (),
+        )  # fmt: skip
     copies = tuple(Share(s, (_copy(t, s, counter),)) for s in stages)
     rest = inner(replace(around, blocks={**around.blocks, k: (counter, iterations)}))
     block = BlockLoop(k, counter, (*copies, Barrier(), *rest, Barrier()))
@@ -118,26 +131,37 @@ def _stage(t: Tiler, k: UOp, u: UOp, iterations: int, around: Around) -> GroupSt
     own = {r: r.replace(arg=RangeArg(number + i, r.arg.kind)) for i, r in enumerate((k, *depends))}
     loops, pitch = list[SharedLoop](), 1
     for r in reversed(depends):
-        loops.insert(0, SharedLoop(r, own[r], around.groups[r], part_size(nest, r), pitch))
+        vectors = nest.tile_of(r) // nest.lanes if is_in_vectors(nest, u, r) else 1
+        loops.insert(0, SharedLoop(r, own[r], around.groups[r], part_size(nest, r), pitch, vectors, nest.lanes))
         pitch *= part_size(nest, r)
-    offset = t.local.share(iterations * pitch * u.dtype.itemsize)
-    stage = GroupStage(u, substitute(u, own), k, own[k], iterations, pitch, tuple(loops), offset)
+    ring = nest.ring.get(k, 1)
+    offset = t.local.share(iterations * pitch * u.dtype.itemsize * ring)
+    width = copied_width(nest, u, k)
+    stage = GroupStage(u, substitute(u, own), k, own[k], iterations, pitch, tuple(loops), offset, ring, width)
     t.local.shared[u] = stage
     return stage
 
 
 def _copy(t: Tiler, stage: GroupStage, block: Index) -> Node:
-    """Every element once, what lies side by side in the argument by neighbouring work items."""
+    """Every element once, what lies side by side in the argument by neighbouring work items, or in one copy."""
     counter = t.counters.new()
     places = [(stage.k_source, block, stage.iterations), *((x.source, x.begin, x.size) for x in stage.loops)]
     load = next(v for v in stage.value.toposort() if v.op is Ops.LOAD)
     if sym.linear(load.src[0].src[1])[0].get(stage.k) == 1:
         places = [*places[1:], places[0]]
-    body: Nodes = (CopyElement(stage),)
-    below, count = 1, stage.iterations * stage.row
-    for source, begin, size in reversed(places):
+    width = stage.width or 1
+    extents = {stage.loops[-1].source: width} if width > 1 else {}
+    at, below, count = dict[UOp, Index](), 1, stage.elements // width
+    for source, _, size in reversed(places):
+        each = extents.get(source, 1)
         place = index.div(counter, index.const(below)) if below > 1 else counter
-        below *= size
-        place = index.mod(place, index.const(size)) if below < count else place
-        body = (TileLoop(source, index.add(begin, place), 1, body),)
+        below *= size // each
+        place = index.mod(place, index.const(size // each)) if below < count else place
+        at[source] = index.mul(place, each) if each > 1 else place
+    to = at[stage.k_source], *(at[x.source] for x in stage.loops)
+    body: Nodes = (CopyElement(stage) if stage.width is None else CopyPart(stage, to, index.const(1)),)
+    for source, begin, _ in reversed(places):
+        body = (TileLoop(source, index.add(begin, at[source]), extents.get(source, 1), body),)
+    if width > 1:
+        body = (Vectors(Lanes(stage.loops[-1].source, width), body),)
     return For(counter, ITEM, index.const(count), prod(t.kernel.nest.group), body)

@@ -20,6 +20,7 @@ from manygrad.runtime.codegen.opts.cache_read import (
 )
 from manygrad.runtime.codegen.opts.keep import kept_bytes, kept_rows, kept_values, pitch
 from manygrad.runtime.codegen.opts.matrix import matrices, matrix_rows, turned_rows
+from manygrad.runtime.codegen.target import CHUNK_BYTES, FRAGMENT_BYTES
 from manygrad.tensor.dtype import DType
 from manygrad.tensor.uop.uop import UOp
 
@@ -90,15 +91,27 @@ class GroupStage:
     row: int  # elements of one iteration
     loops: tuple[SharedLoop, ...]  # the one that is vectorized last
     offset_bytes: int
+    ring: int  # blocks of `iterations` that there are, one after the other
+    width: int | None  # elements that one asynchronous instruction copies; None: they go through registers
+
+    @property
+    def elements(self) -> int:
+        """Elements of a block."""
+        return self.iterations * self.row
 
 
 @dataclass(frozen=True)
 class SharedLoop:
+    """A group's part of a loop. Of tiles of several vectors all first ones come before the second ones, so that
+    neighbouring threads read what lies side by side; `vectors`: how many a tile has, `lanes`: of each."""
+
     loop: UOp
     source: UOp
     begin: Index  # the first iteration of the group's part
     size: int
     pitch: int  # elements from one iteration to the next
+    vectors: int = 1
+    lanes: int = 1
 
 
 @dataclass(frozen=True)
@@ -108,7 +121,8 @@ class FragmentStage:
 
     Rows that a quarter of a warp reads at once lie in other banks: of two neighbouring threads' rows one is swapped
     with its neighbour, and chunks of rows further apart are moved on in a circle. `along`: the range of `source` along
-    which the argument is read in vectors; None: element by element."""
+    which the argument is read in vectors; None: element by element. `is_copied`: asynchronous instructions copy its
+    chunks as they are: where these lie along the rows, each iteration's rows are one after the other."""
 
     value: UOp
     source: UOp  # along ranges of its own, of the loop and of k
@@ -116,8 +130,30 @@ class FragmentStage:
     k_source: UOp
     side: SharedLoop
     tile: int  # rows of a thread
+    read: int  # of these it reads itself: of columns half
     along: UOp | None
     offset_bytes: int
+    ring: int
+    is_copied: bool
+
+    @property
+    def terms(self) -> int:
+        """Iterations of a block."""
+        return FRAGMENT_BYTES // self.value.dtype.itemsize
+
+    @property
+    def chunk(self) -> int:
+        """Elements of a chunk."""
+        return CHUNK_BYTES // self.value.dtype.itemsize
+
+    @property
+    def elements(self) -> int:
+        """Elements of a block."""
+        return self.side.size * self.terms
+
+    @property
+    def is_by_terms(self) -> bool:
+        return self.is_copied and self.along is self.side.source
 
 
 class Local:

@@ -8,9 +8,12 @@ from manygrad.runtime.codegen.loops.index import Index, Of
 from manygrad.runtime.codegen.loops.lanes import Lanes, fixed_size
 from manygrad.runtime.codegen.loops.tree import (
     Accumulate,
+    AwaitCopies,
     Barrier,
     BlockLoop,
+    CommitCopies,
     CopyElement,
+    CopyPart,
     Fetch,
     FetchPart,
     For,
@@ -30,6 +33,7 @@ from manygrad.runtime.codegen.loops.tree import (
     Scope,
     Share,
     SharePart,
+    StartCopies,
     Store,
     StorePart,
     TileLoop,
@@ -72,7 +76,8 @@ def _line(tree: Tree, node: Node, lanes: Lanes) -> str:
             what = f"{node.extent} from {text(node.origin)}{vectors}{partial}"
             return f"{name(node.range)} = {what}:"
         case BlockLoop():
-            return f"block of {name(node.range)} from {text(node.begin)}:"
+            place = "" if node.place is None else f", in place {text(node.place)}"
+            return f"block of {name(node.range)} from {text(node.begin)}{place}:"
         case If():
             return f"if {text(node.condition)}:"
         case PackStage():
@@ -91,6 +96,14 @@ def _line(tree: Tree, node: Node, lanes: Lanes) -> str:
             return f"fetch part {node.number}"
         case SharePart():
             return f"share part {node.number}"
+        case StartCopies():
+            return f"start copies to shared[{node.stage.offset_bytes}..] of {_read(node.stage.value)}:"
+        case CopyPart():
+            return "copy part"
+        case CommitCopies():
+            return "commit copies"
+        case AwaitCopies():
+            return f"wait for all copies but the last {node.pending} sets"
         case Barrier():
             return "barrier"
         case PrefetchLoads():

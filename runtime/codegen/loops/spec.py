@@ -9,15 +9,19 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from math import gcd
 
+from manygrad.runtime.codegen.loops import ring
 from manygrad.runtime.codegen.loops.index import FIRST_ITEM, Index, Of
 from manygrad.runtime.codegen.loops.lanes import Lanes, fixed_size
 from manygrad.runtime.codegen.loops.prefetch import loads
 from manygrad.runtime.codegen.loops.show import name, text
 from manygrad.runtime.codegen.loops.tree import (
     Accumulate,
+    AwaitCopies,
     Barrier,
     BlockLoop,
+    CommitCopies,
     CopyElement,
+    CopyPart,
     Fetch,
     FetchPart,
     For,
@@ -37,6 +41,7 @@ from manygrad.runtime.codegen.loops.tree import (
     Scope,
     Share,
     SharePart,
+    StartCopies,
     Store,
     TileLoop,
     Tree,
@@ -66,7 +71,7 @@ class Open:
     packing: PackLoop | None = None
     kinds: frozenset[Kind] = frozenset()  # of the loops around
     is_uniform: bool = True  # whether all work items of the group get here
-    sharing: Share | Fetch | None = None
+    sharing: Share | Fetch | StartCopies | None = None
     across: int = 1  # work items that the innermost Reduce has
     is_summed_across: bool = False  # whether any has some
     is_first_item: bool = False
@@ -106,11 +111,17 @@ RULES: list[TreeRule] = [
         lambda n, o: isinstance(o.sharing, Fetch) and o.sharing.stage is n.stage,
     ),
     (
+        "what is copied is what the loops around are for",
+        CopyPart,
+        lambda n, o: isinstance(o.sharing, StartCopies) and o.sharing.stage is n.stage,
+    ),
+    ("a group copies together", (StartCopies, CommitCopies, AwaitCopies), lambda n, o: _together(o)),
+    (
         "all is open that is copied",
-        (CopyElement, FetchPart, SharePart),
+        (CopyElement, CopyPart, FetchPart, SharePart),
         lambda n, o: ranges_of(n.stage.source) <= o.tiles,
     ),
-    ("a group fetches together", Fetch, lambda n, o: Kind.GROUP in o.kinds and not o.sharing),
+    ("a group fetches together", Fetch, lambda n, o: _together(o)),
     ("a tile has at least one iteration", TileLoop, lambda n, o: n.extent >= 1),
     ("a range has one tile at a time", TileLoop, lambda n, o: (n.range in o.tiles) == (n.vector is not None)),
     (
@@ -195,6 +206,11 @@ RULES: list[TreeRule] = [
 
 def verify(tree: Tree) -> None:
     _verify(tree.nodes, Open(tree, lanes=tree.tiling.lanes, is_summed_across=_sums_across(tree)))
+    ring.verify(tree)
+
+
+def _together(o: Open) -> bool:
+    return Kind.GROUP in o.kinds and not o.sharing
 
 
 def _sums_across(tree: Tree) -> bool:
@@ -266,7 +282,7 @@ def _inside(node: Node, o: Open) -> Open:
         case PackStage():
             for part in node.parts:
                 _verify((part,), o)
-        case Share() | Fetch():
+        case Share() | Fetch() | StartCopies():
             _verify(node.body, _with_lanes(node, replace(o, sharing=node), Lanes()))
         case PackLoop():
             _verify(node.body, _with_lanes(node, replace(o, packing=node), node.lanes))
@@ -344,7 +360,7 @@ def _multiple_of_size(u: UOp) -> int:
 
 
 def _indices(node: Node) -> Iterator[Index]:
-    for part in ("begin", "end", "origin", "size", "condition"):
+    for part in ("begin", "end", "origin", "place", "size", "condition"):
         if isinstance(x := getattr(node, part, None), Index):
             yield x
     if isinstance(node, ReduceLoop) and node.rest is not None:

@@ -102,11 +102,13 @@ class TileLoop(Node):
 
 @dataclass(frozen=True)
 class BlockLoop(Node):
-    """Some tiles of a range, of which local memory holds what is packed; `begin`: the first iteration."""
+    """Some tiles of a range, of which local memory holds what is packed, or a group's memory what is shared; `begin`:
+    the first iteration; `place`: of the blocks in the group's memory the one that it is."""
 
     range: UOp
     begin: Index
     body: Nodes
+    place: Index | None = None
 
 
 @dataclass(frozen=True)
@@ -175,6 +177,37 @@ class SharePart(Node):
 
     stage: FragmentStage
     number: int
+
+
+@dataclass(frozen=True)
+class StartCopies(Node):
+    """The loops in which the work items of a group start copies of the block around, with CopyPart inside. What they
+    write is there once a work item has waited for them, and the others know it after a barrier."""
+
+    stage: GroupStage | FragmentStage
+    body: Nodes
+
+
+@dataclass(frozen=True)
+class CopyPart(Node):
+    """An instruction's copy of the open tiles; zeros where it is not `inside` the reduction. `to`: where they go in the
+    block, along the reduction, then along each loop."""
+
+    stage: GroupStage | FragmentStage
+    to: tuple[Index, ...]
+    inside: Index
+
+
+@dataclass(frozen=True)
+class CommitCopies(Node):
+    """The copies that were started since the last one are a set, which is waited for as one."""
+
+
+@dataclass(frozen=True)
+class AwaitCopies(Node):
+    """All of a work item's sets of copies are done but the last so many."""
+
+    pending: int
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from manygrad.runtime.codegen.opts.bind_reduce import BindReduce
 from manygrad.runtime.codegen.opts.block import Block
 from manygrad.runtime.codegen.opts.cache_read import CacheRead
 from manygrad.runtime.codegen.opts.compute_at import ComputeAt
+from manygrad.runtime.codegen.opts.copy_ahead import CopyAhead
 from manygrad.runtime.codegen.opts.float32_parts import Float32Parts
 from manygrad.runtime.codegen.opts.kinds import KINDS, canonical, legal, loop_nest, named, neighbours, sums
 from manygrad.runtime.codegen.opts.matrix import Matrix
@@ -43,6 +44,7 @@ __all__ = [
     "Block",
     "CacheRead",
     "ComputeAt",
+    "CopyAhead",
     "Float32Parts",
     "LoopNest",
     "Matrix",

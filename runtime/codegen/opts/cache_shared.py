@@ -100,7 +100,9 @@ def _cannot_share(sig: Signature, nest: LoopNest, k: UOp, slot: int, n: int) -> 
 def shared_bytes(sig: Signature, nest: LoopNest) -> int:
     """Bytes of the memory that a group shares."""
     return sum(
-        -(-math.prod((n, *(part_size(nest, r) for r in ranges_of(u) - {k}))) * u.dtype.itemsize // 64) * 64
+        -(-math.prod((n, *(part_size(nest, r) for r in ranges_of(u) - {k}))) * u.dtype.itemsize // 64)
+        * 64
+        * nest.ring.get(k, 1)
         for k, slot, n in nest.shared
         for u, _ in staged_values(sig, slot)
     )

@@ -14,6 +14,7 @@ from manygrad.runtime.codegen.opts.block import Block
 from manygrad.runtime.codegen.opts.cache_read import CacheRead
 from manygrad.runtime.codegen.opts.cache_shared import CacheShared
 from manygrad.runtime.codegen.opts.compute_at import ComputeAt
+from manygrad.runtime.codegen.opts.copy_ahead import CopyAhead
 from manygrad.runtime.codegen.opts.float32_parts import Float32Parts
 from manygrad.runtime.codegen.opts.in_order import out_of_order
 from manygrad.runtime.codegen.opts.matrix import Matrix
@@ -40,7 +41,7 @@ from manygrad.tensor.uop.uop import UOp
 KINDS: tuple[type[Opt], ...] = (
     Reorder, Vectorize, RFactor, Tile, Unroll, Tensorize, Matrix, Float32Parts, Skip, CacheRead, Block, ReduceBlock,
     ComputeAt, Online, Prefetch, ReadAhead,
-    Align, NontemporalStore, Parallel, Bind, BindReduce, CacheShared, WarpMatrix,
+    Align, NontemporalStore, Parallel, Bind, BindReduce, CacheShared, WarpMatrix, CopyAhead,
 )  # fmt: skip
 _ORDER = {kind: i for i, kind in enumerate(KINDS)}
 _BY_NAME = {kind.kind: kind for kind in KINDS}

@@ -30,6 +30,7 @@ class LoopNest:
     reduce_bound: Mapping[UOp, int] = field(default_factory=dict)  # reduce range -> work items that it is dealt out to
     warp_matrix: UOp | None = None  # the reduce range along which a warp's matrix instructions add up
     shared: tuple[tuple[UOp, int, int], ...] = ()  # (reduce range, argument, iterations of it that a group copies)
+    ring: Mapping[UOp, int] = field(default_factory=dict)  # reduce range -> blocks of it that shared memory holds
     reduce_block: tuple[UOp, int] | None = None
     dots: Mapping[UOp, int] = field(default_factory=dict)  # reduce range -> iterations in a lane
     in_parts: UOp | None = None  # the reduce range of products of float32 that are made of parts

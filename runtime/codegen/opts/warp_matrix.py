@@ -8,7 +8,7 @@ from manygrad.runtime.codegen.analysis.describe import Signature, is_fixed
 from manygrad.runtime.codegen.kernel.dots import is_dot
 from manygrad.runtime.codegen.opts.nest import LoopNest
 from manygrad.runtime.codegen.opts.opt import Neighbourhood, Opt, Opts, RangeOpt, without
-from manygrad.runtime.codegen.target import FRAGMENT_TERMS, WARP_BESIDE, WARP_DOWN
+from manygrad.runtime.codegen.target import FRAGMENT_BYTES, WARP_BESIDE, WARP_DOWN
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.ranges import ranges_of
 from manygrad.tensor.uop.uop import UOp
@@ -25,10 +25,11 @@ class WarpMatrix(RangeOpt):
     Which row of the product is which row of the instruction is free, so a warp's threads lie 8 by 4 over its part, and
     the sums of each thread's own tile are in its own registers: what follows the product needs no exchange.
 
-    The kernel's one REDUCE, over the range alone, with a tile of 32 iterations. Both factors, with what they are made
-    of (conversions, masks), are shared by the group, that many iterations at a time; one changes along the vectorized
-    loop, the other along one more loop, and both loops are bound. Sizes need not be multiples of anything: what is
-    beyond is read as something else, or as zeros along the reduction, and not stored.
+    The kernel's one REDUCE, over the range alone, with a tile of 32 iterations (16 of float32, of which factors are
+    rounded to tf32). Both factors, with what they are made of (conversions, masks), are shared by the group, that many
+    iterations at a time; one changes along the vectorized loop, the other along one more loop, and both loops are
+    bound. Sizes need not be multiples of anything: what is beyond is read as something else, or as zeros along the
+    reduction, and not stored.
 
     before:  group for m: group for n: for 32 of k: { shared a, b; for k in 32: c[8, 8] += a[8, k] * b[k, 8] }
     after:   for each warp of the group: for each thread of 32: for 32 of k: { shared a, b;
@@ -55,8 +56,9 @@ class WarpMatrix(RangeOpt):
         if len(sig.reduces) != 1 or sig.reduces[0].src[1:] != (k,) or not is_dot(sig.reduces[0].src[0]):
             return f"{at}: not the kernel's one sum of products over the range alone"
         (u,) = sig.reduces
-        if not u.src[0].arg.columns or nest.tile_of(k) != FRAGMENT_TERMS:
-            return f"{at}: the machine has no such unit, or the range's tile is not of {FRAGMENT_TERMS} iterations"
+        dot = u.src[0].arg
+        if not dot.columns or nest.tile_of(k) != dot.block_terms:
+            return f"{at}: the machine has no such unit, or the range's tile is not of {dot.block_terms} iterations"
         sides = product_sides(nest, u)
         if sides is None:
             return f"{at}: its factors are not one along the vectorized loop, and one along another that is bound"
@@ -112,9 +114,9 @@ def _wrong_factors(sig: Signature, nest: LoopNest, u: UOp, sides: tuple[UOp, UOp
     return None
 
 
-def fragment_bytes(nest: LoopNest, factor: UOp, loop: UOp) -> int:
-    """Shared memory of a factor, of which a group's part is along the loop."""
-    return nest.tile_of(loop) * nest.part_of(loop) * FRAGMENT_TERMS * factor.dtype.itemsize
+def fragment_bytes(nest: LoopNest, loop: UOp) -> int:
+    """Shared memory of a block of a factor, of which a group's part is along the loop."""
+    return nest.tile_of(loop) * nest.part_of(loop) * FRAGMENT_BYTES
 
 
 def fragments_bytes(sig: Signature, nest: LoopNest) -> int:
@@ -122,7 +124,8 @@ def fragments_bytes(sig: Signature, nest: LoopNest) -> int:
     if nest.warp_matrix is None:
         return 0
     factors = sig.reduces[0].src[0].src
-    return sum(fragment_bytes(nest, f, r) for f in factors for r in nest.bound if r in ranges_of(f))
+    block = sum(fragment_bytes(nest, r) for f in factors for r in nest.bound if r in ranges_of(f))
+    return block * nest.ring.get(nest.warp_matrix, 1)
 
 
 def is_ragged(nest: LoopNest, r: UOp) -> bool:

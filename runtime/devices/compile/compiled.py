@@ -21,7 +21,8 @@ from manygrad.tensor.environment import BEAM, CHECK_OOB, DEBUG, NOOPT
 from manygrad.tensor.uop.uop import UOp
 
 K = TypeVar("K", bound=Kernel)
-KNOBS = ("NOOPT", "CHECK_OOB", "BEAM", "BEAM_SPLIT", "FLOAT32_PARTS")  # what `Compiled.build` depends on
+# what `Compiled.build` depends on
+KNOBS = ("NOOPT", "CHECK_OOB", "BEAM", "BEAM_SPLIT", "FLOAT32_PARTS", "FLOAT32_MATMUL_PRECISION")
 
 
 @dataclass(frozen=True)

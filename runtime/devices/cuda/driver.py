@@ -150,6 +150,7 @@ def _gpu(number: int) -> Gpu:
         group_items=attribute("MAX_THREADS_PER_BLOCK"),
         shared_bytes=attribute("MAX_SHARED_MEMORY_PER_BLOCK"),
         warp_items=attribute("WARP_SIZE"),
+        copies_ahead=arch >= LEAST_MATRIX_ARCH,
         dots=WARP_DOTS if arch >= LEAST_MATRIX_ARCH else (),
     )
     context = checked(own.cuDevicePrimaryCtxRetain(device), f"GPU {number}")

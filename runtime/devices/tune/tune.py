@@ -29,7 +29,7 @@ from manygrad.runtime.codegen.search import Found, beam_search
 from manygrad.runtime.devices.compile.diskcache import DiskCache
 from manygrad.runtime.devices.tune.bench import Bench, Candidate, Scratch
 from manygrad.tensor.dtype import DType, dtypes
-from manygrad.tensor.environment import BEAM, BEAM_SPLIT, CHECK_OOB, DEBUG, FLOAT32_PARTS
+from manygrad.tensor.environment import BEAM, BEAM_SPLIT, CHECK_OOB, DEBUG, FLOAT32_MATMUL_PRECISION, FLOAT32_PARTS
 from manygrad.tensor.uop.intervals import bounds
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.rewrite import rebuild
@@ -54,7 +54,7 @@ def tuned(ast: UOp, bench: Bench) -> Opts | None:
     sig = signature(prepared.ast)
     if not searchable(sig) or sum(estimate(ast)) < SMALL_WORK:
         return None
-    settings = f"{BEAM.value} {BEAM_SPLIT.value} {FLOAT32_PARTS.value} "
+    settings = f"{BEAM.value} {BEAM_SPLIT.value} {FLOAT32_PARTS.value} {FLOAT32_MATMUL_PRECISION.value} "
     key = hashlib.sha256(ast.key + settings.encode() + bench.key()).digest()
     if (known := _stored(key, sig)) is not None or CHECK_OOB:
         return known

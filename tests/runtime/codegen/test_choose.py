@@ -53,7 +53,7 @@ MACHINE = Machine(
     burst_bytes=4 << 10,
 )
 PARTS = replace(MACHINE, dots=(Dot(f32, f32, 64, rows=16),))
-GPU = Machine(16, 32, cores=132, group_items=1024, shared_bytes=48 << 10, warp_items=32)
+GPU = Machine(16, 32, cores=132, group_items=1024, shared_bytes=48 << 10, copies_ahead=True, warp_items=32)
 AMX = replace(MACHINE, dots=(*MACHINE.dots, Dot(dtypes.bfloat16, dtypes.bfloat16, 64, rows=16)))
 
 

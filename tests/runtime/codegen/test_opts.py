@@ -278,5 +278,5 @@ def test_every_list_that_the_search_can_pick() -> None:
     if all(d.rows == 1 for d in machine.dots):
         absent.add("matrix")
     if machine.group_items == 1:
-        absent |= {"bind", "bind_reduce", "cache_shared", "warp_matrix"}
+        absent |= {"bind", "bind_reduce", "cache_shared", "copy_ahead", "warp_matrix"}
     assert tried == {kind.kind for kind in KINDS} - absent  # (groups: test_groups.py, test_lanes.py)

@@ -35,10 +35,17 @@ from manygrad.tensor.uop.ops import Ops
 WIDEST_BYTES = 16  # of one access
 SCRATCH_ALIGNMENT = 128  # of each thread's part of global scratch memory
 DIMS = "xyz"
-MULTIPLES = frozenset({Ops.MUL, Ops.ADD, Ops.SUB, Ops.MOD, Ops.NEG, Low.LOOP})  # known by what their sources are
+MULTIPLES = frozenset(
+    {Ops.MUL, Ops.ADD, Ops.SUB, Ops.IDIV, Ops.MOD, Ops.NEG, Ops.WHERE, Low.LOOP}
+)  # known by what their sources are
 OF_OTHERS = frozenset(  # instructions of other machines (`Machine.scales`, `dots`)
     x for x in Low if x.name.startswith(("MATRIX", "DOT")) or x in (Low.SCALE, Low.WITHIN, Low.LOOKUP, Low.SUM_WORDS)
 )
+FACTORS = {  # of matrix instructions: the type of a register, and what the instruction is called
+    dtypes.float16: ("<2 x half>", "m16n8k16.row.col.f32.f32"),
+    dtypes.bfloat16: ("i32", "m16n8k16.row.col.bf16"),
+    dtypes.float32: ("i32", "m16n8k8.row.col.tf32"),
+}
 SCRATCH = "; bytes of scratch memory a thread: "  # the second line
 
 
@@ -70,6 +77,8 @@ def scratch_of_thread(program: LoweredProgram) -> int:
 
 class NVPTXPrinter(LLVMPrinter):
     """Large: what differs from the CPU's printer, for every kind of instruction."""
+
+    is_checked = False  # whether each access is compared with its buffer's size
 
     def __init__(self, program: LoweredProgram, target: NVPTXTarget) -> None:
         super().__init__(program)
@@ -222,18 +231,21 @@ class NVPTXPrinter(LLVMPrinter):
         return self.call(name, "i32", f"i32 {mask}", f"i32 {word}", f"i32 {bit}", f"i32 {WARP - 1}")
 
     def warp_dot(self, x: Inst) -> str:
-        """mma.sync of 16 rows, 8 columns, 16 iterations. A thread's four iterations are two registers of two."""
-        is_half = x.src[0].dtype is dtypes.float16
-        t, kind = ("<2 x half>", "f32.f32") if is_half else ("i32", "bf16")
+        """mma.sync of 16 rows, 8 columns, 16 iterations, or 8 of tf32. A thread has two registers of each row, and of
+        its column."""
+        t, kind = FACTORS[x.src[0].dtype]
         upper, lower, column = (self.registers(a, t) for a in x.src[:3])
         own = [f"{t} {r}" for pair in zip(upper, lower) for r in pair] + [f"{t} {r}" for r in column]
         sums = [f"float {self.let(f'extractelement {self.typed(x.src[3])}, i64 {i}')}" for i in range(4)]
         result = "{ float, float, float, float }"
-        found = self.call(f"llvm.nvvm.mma.m16n8k16.row.col.{kind}", result, *own, *sums)
+        found = self.call(f"llvm.nvvm.mma.{kind}", result, *own, *sums)
         return self.joined(x, [self.let(f"extractvalue {result} {found}, {i}") for i in range(4)])
 
     def registers(self, x: Inst, t: str) -> list[str]:
-        """Values of 16 bits as registers of 32."""
+        """Values of 16 bits as registers of 32; float32 rounded to tf32."""
+        if x.dtype is dtypes.float32:
+            values = [self.let(f"extractelement {self.typed(x)}, i64 {i}") for i in range(x.lanes)]
+            return [self.call("llvm.nvvm.f2tf32.rna", "i32", f"float {v}") for v in values]
         pairs = self.let(f"bitcast {self.typed(x)} to <{x.lanes // 2} x i32>")
         found = [self.let(f"extractelement <{x.lanes // 2} x i32> {pairs}, i64 {i}") for i in range(x.lanes // 2)]
         return found if t == "i32" else [self.let(f"bitcast i32 {r} to {t}") for r in found]
@@ -255,6 +267,15 @@ class NVPTXPrinter(LLVMPrinter):
                 return self.exchange(x)
             case Low.WARP_DOT:
                 return self.warp_dot(x)
+            case Low.COPY:
+                self.copy(x)
+                return None
+            case Low.COMMIT:
+                self.call("llvm.nvvm.cp.async.commit.group", "void")
+                return None
+            case Low.AWAIT:
+                self.call("llvm.nvvm.cp.async.wait.group", "void", f"i32 {x.arg}")
+                return None
             case Low.PREFETCH:
                 return None
             case Low.STREAM:
@@ -311,6 +332,29 @@ class NVPTXPrinter(LLVMPrinter):
             one = self.guarded(condition, e, zero, partial(self.loaded_lane, x, i))
             found = self.let(f"insertelement {t} {found}, {e} {one}, i64 {i}")
         return found
+
+    def copy(self, x: Inst) -> None:
+        """cp.async, of 16 bytes past the first-level cache; by way of registers where the addresses are not known to be
+        multiples of its size, or accesses are checked."""
+        to, at, source, offset, *inside = x.src
+        loaded = Inst(Low.LOAD, x.dtype, x.lanes, (source, offset, *inside), x.arg, x.depth)
+        stored = Inst(Low.STORE, dtypes.void, x.lanes, (to, at, loaded), 0, x.depth)
+        nbytes = x.lanes * x.dtype.itemsize
+        if self.is_checked or min(self.alignment(loaded), self.alignment(stored)) < nbytes:
+            self.names[loaded] = str(self.inst(loaded))
+            self.inst(stored)
+            return
+        places = [
+            self.let(
+                f"addrspacecast ptr {self.address(self.names[p], i, c, memory_type(x.dtype))} to ptr addrspace({n})"
+            )
+            for p, i, c, n in ((to, at, 0, 3), (source, offset, x.arg, 1))
+        ]
+        name = f"llvm.nvvm.cp.async.{'cg' if nbytes == WIDEST_BYTES else 'ca'}.shared.global.{nbytes}"
+        own = [f"ptr addrspace({n}) {place}" for n, place in zip((3, 1), places)]
+        if inside:
+            own.append(f"i32 {self.let(f'select i1 {self.names[inside[0]]}, i32 {nbytes}, i32 0')}")
+        self.call(f"{name}.s" if inside else name, "void", *own)
 
     def guarded(self, condition: str, t: str, zero: str, make: Callable[[], str]) -> str:
         """What `make` writes code for, where the condition holds; else `zero`."""
@@ -396,8 +440,12 @@ def _multiple(x: Inst, src: list[int]) -> int:
             return src[0] * src[1]
         case Ops.ADD | Ops.SUB | Ops.MOD:
             return gcd(src[0], src[1])
+        case Ops.IDIV if x.src[1].op is Low.CONST:
+            return src[0] // src[1] if src[1] and src[0] % src[1] == 0 else 1
         case Ops.NEG:
             return src[0]
+        case Ops.WHERE:
+            return gcd(src[1], src[2])
         case Low.LOOP:
             return gcd(src[0], int(x.arg))
     return 1
@@ -405,6 +453,8 @@ def _multiple(x: Inst, src: list[int]) -> int:
 
 class CheckedNVPTXPrinter(AccessChecks, NVPTXPrinter):
     """With a test of every index (CHECK_OOB=1); the sizes of the buffers and the record are arguments of their own."""
+
+    is_checked = True
 
     def arguments(self) -> list[str]:
         return [*super().arguments(), *(f"i64 %s{i}" for i in range(self.program.slots)), "ptr addrspace(1) %record"]

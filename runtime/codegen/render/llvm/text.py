@@ -90,5 +90,6 @@ class LLVMWriter:
 
 
 def _type_of(typed: str) -> str:
-    """`<16 x float> %v3` -> `<16 x float>`"""
-    return typed[: typed.index(">") + 1] if typed.startswith("<") else typed.split(" ", 1)[0]
+    """`<16 x float> %v3` -> `<16 x float>`; `ptr addrspace(3) %v3` -> `ptr addrspace(3)`"""
+    end = ">" if typed.startswith("<") else ")" if typed.startswith("ptr addrspace") else ""
+    return typed[: typed.index(end) + 1] if end else typed.split(" ", 1)[0]
