@@ -140,7 +140,7 @@ def _parts(t: Tiler, stage: FragmentStage, block: Index, leaf: type[FetchPart | 
         node = FetchPart(stage, number, inside) if leaf is FetchPart else SharePart(stage, number)
         inner = (TileLoop(stage.k_source, term, terms, (node,)),)
         nodes: Nodes = (TileLoop(side.source, row, rows, inner),)
-        return nodes if stage.along is None else (Vectors(Lanes(stage.along, FRAGMENT_CHUNK), nodes),)
+        return (Scope(nodes if stage.along is None else (Vectors(Lanes(stage.along, FRAGMENT_CHUNK), nodes),)),)
 
     def digit(number: int, below: int, count: int) -> Index:
         """A digit of the part's number among all, from `below` on, of so many. (All are powers of two, so what is a
