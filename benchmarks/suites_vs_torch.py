@@ -22,7 +22,7 @@ import sys
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -42,6 +42,7 @@ from manygrad import Tensor, TinyJit, nn  # noqa: E402
 from manygrad.nn import functional as F  # noqa: E402
 
 TOLERANCE = {"float32": 2e-4, "float64": 1e-7, "bfloat16": 6e-2, "float16": 6e-3}  # relative to 1, or the largest value
+HALF = ("bfloat16", "float16")
 KNOWN = {  # parts of a case's name: why it is not run, or differs
     "FractionalMaxPool": "draws where it pools",
     "expected scalar type": "manygrad promotes the types of inputs and class weights",
@@ -120,8 +121,17 @@ def differs(mine: Any, theirs: Any, tolerance: float) -> str:
     return f"off by {off:.1e}" if off > tolerance else ""
 
 
-def compare_module(info: Any, given: Any, training: bool, dtype: str) -> Iterator[str]:
-    torch.manual_seed(0)
+def compare_module(info: Any, given: Any, training: bool, dtype: str) -> list[str]:
+    """What differs; in a half type, where one rounding at a ReLU's corner may change a gradient, with most of five
+    draws of the weights."""
+    found = list(compare_once(info, given, training, dtype, 0))
+    again = range(1, 5) if found and dtype in HALF else ()
+    often = sum(bool(list(compare_once(info, given, training, dtype, seed))) for seed in again) >= 2
+    return found if often or not again else []
+
+
+def compare_once(info: Any, given: Any, training: bool, dtype: str, seed: int) -> Iterator[str]:
+    torch.manual_seed(seed)
     args, kwargs = given.constructor_input.args, given.constructor_input.kwargs
     theirs = info.module_cls(*args, **{**kwargs, "dtype": getattr(torch, dtype)} if takes_dtype(info) else kwargs)
     own = {**ours(kwargs), "dtype": dtype} if takes_dtype(info) else ours(kwargs)
@@ -129,6 +139,9 @@ def compare_module(info: Any, given: Any, training: bool, dtype: str) -> Iterato
     forward = given.forward_input
     if forward is None:
         return
+    for x in flat(forward.args):
+        if isinstance(x, torch.Tensor) and x.is_leaf:
+            x.grad = None
     inputs, named = ours(forward.args), ours(forward.kwargs)
     for m in (theirs, mine):
         m.train(training)
@@ -145,8 +158,7 @@ def compare_module(info: Any, given: Any, training: bool, dtype: str) -> Iterato
     want, got = flat(theirs(*forward.args, **forward.kwargs)), flat(mine(*inputs, **named))
     if len(want) != len(got):
         yield f"{len(got)} results, not {len(want)}"
-    half = dtype in ("bfloat16", "float16")
-    exact = copy.deepcopy(theirs).double() if half and not lazy else None
+    exact = copy.deepcopy(theirs).double() if dtype in HALF and not lazy else None
     for i, (w, g) in enumerate(zip(want, got)):
         if found := differs(g, w, tolerance):
             if exact is not None and is_as_near(g, w, true_results(exact, forward)[i], tolerance):
@@ -178,27 +190,28 @@ def compare_module(info: Any, given: Any, training: bool, dtype: str) -> Iterato
             yield f"gradient of {name}: {found}"
 
 
-def true_results(module: Any, forward: Any) -> list[Any]:
-    """What the module gives in float64."""
+def wide(x: Any) -> Any:
+    """torch's arguments in float64."""
+    if isinstance(x, torch.Tensor):
+        return x.detach().double().requires_grad_(x.requires_grad) if x.is_floating_point() else x
+    return type(x)(map(wide, x)) if isinstance(x, (list, tuple)) else x
 
-    def wide(x: Any) -> Any:
-        if isinstance(x, torch.Tensor):
-            return x.detach().double() if x.is_floating_point() else x
-        return type(x)(map(wide, x)) if isinstance(x, (list, tuple)) else x
 
-    return flat(module(*map(wide, forward.args), **{k: wide(v) for k, v in forward.kwargs.items()}))
+def true_results(module: Any, forward: Any, args: Any = None) -> list[Any]:
+    """What the module gives in float64. `args`: its arguments, if they are in it already."""
+    given = wide(forward.args) if args is None else args
+    return flat(module(*given, **{k: wide(v) for k, v in forward.kwargs.items()}))
 
 
 def true_gradients(module: Any, forward: Any, weights: list[Any]) -> dict[str, Any]:
-    """By parameter, in float64."""
+    """By parameter, and by the number of an input, in float64."""
     module.zero_grad()
-    out = [
-        t
-        for t in true_results(module, forward)
-        if isinstance(t, torch.Tensor) and t.requires_grad and t.is_floating_point()
-    ]
+    args = wide(forward.args)
+    wanted = lambda t: isinstance(t, torch.Tensor) and t.requires_grad and t.is_floating_point()  # noqa: E731
+    out = filter(wanted, true_results(module, forward, args))
     sum((t * w).sum() for t, w in zip(out, weights)).backward()
-    return {name: p.grad for name, p in module.named_parameters()}
+    inputs = {f"input {i}": x.grad for i, x in enumerate(flat(args)) if wanted(x)}
+    return {**inputs, **{name: p.grad for name, p in module.named_parameters()}}
 
 
 def is_as_near(mine: Any, theirs: Any, true: Any, tolerance: float) -> bool:
@@ -216,13 +229,14 @@ def takes_dtype(info: Any) -> bool:
     return any("dtype" in code.co_varnames for code in made if code is not None)
 
 
-def modules(words: list[str], dtypes: list[str]) -> Iterator[tuple[str, Callable[[], Iterator[str]]]]:
+def modules(words: list[str], dtypes: list[str]) -> Iterator[tuple[str, Callable[[], Iterable[str]]]]:
     for info in module_db:
         for dtype in dtypes:
             for training in (True, False):
                 kind = getattr(torch, dtype)
                 if kind not in info.dtypes and dtype in ("float32", "float64"):
                     continue
+                torch.manual_seed(0)  # (the same inputs whichever cases run)
                 made = info.module_inputs_func(info, device="cpu", dtype=kind, requires_grad=True, training=training)
                 for i, given in enumerate(made):
                     name = f"{info.name} {dtype} {'training' if training else 'evaluation'} {i} {given.desc}".rstrip()

@@ -11,8 +11,8 @@ from manygrad.tensor.uop import Ops, UOp
 
 
 def buffers_of(u: UOp) -> list[Buffer]:
-    """The buffers of this worker behind a BUFFER node."""
-    found = storage(u)
+    """The buffers of this worker behind a BUFFER node; none behind a constant, which a tensor without elements is."""
+    found = storage(u) if u.op is Ops.BUFFER else []
     return [found] if isinstance(found, Buffer) else [b for b in found if b is not None]
 
 

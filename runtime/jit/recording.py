@@ -90,6 +90,11 @@ class Recorded:
     there: set[int]  # ids of memory that there was before, and of the inputs' own
     has_computed: bool  # something lazy from outside, which it finds computed the next time
 
+    def is_empty(self) -> bool:
+        """Whether it gives tensors without elements alone, for which nothing is computed or replayed."""
+        results = tensors_of(self.out)
+        return bool(results) and not self.calls and all(0 in t.shape for _, t in results)
+
     def made_state(self, known: set[UOp]) -> bool:
         """Whether a tensor lives on in memory that is not `known` from before, and that a replay would write again, or
         was assigned: an optimiser's buffer, say, which a replay would begin with zeros each time."""

@@ -333,19 +333,20 @@ class TinyJit(Generic[T]):
         recorded = record(self.fn, args, kwargs, tensors)
         guards = Guards(self.fn)
         self.ignored |= {p for p in guards.differences(before) if isinstance(guards.values.get(p), NUMBERS)}
+        out: T = recorded.out
         if is_first and recorded.made_state(known):
             self.assigned = recorded.assigned
             lazy = [t for t in self.assigned if not is_stored(t.uop)]
             if lazy:
                 lazy[0].realize(*lazy[1:])
-            out: T = recorded.out
+            return out
+        if recorded.is_empty():
             return out
         self.captured = Captured(recorded, tensors, constants, numbers, bound, self.donate)
         self.captured.guards = guards
         self.captured.results.end_histories()
         self._keep(self.captured)
-        returned: T = recorded.out
-        return returned
+        return out
 
     def _keep(self, captured: Captured[T]) -> None:
         """It is the last used one; others used longer ago go where they are many or hold too much memory."""

@@ -76,7 +76,7 @@ class CountingMixin:
         size: int | None,
     ) -> Any:
         n = rows.shape[0]
-        if n == 0 or rows.shape[1] == 0:
+        if n == 0 or rows.shape[1] == 0 or (n == 1 and size is None):  # (all are equal)
             count, group = min(n, 1), self._const_like(0, dtypes.int64)._broadcast((n,))
             values, numbers = whole._take(0, 0, count), self._const_like(n, dtypes.int64)._broadcast((count,))
         else:

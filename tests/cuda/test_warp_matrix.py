@@ -100,6 +100,28 @@ def test_what_follows_a_product_is_in_its_kernel(
     np.testing.assert_allclose(got, want, rtol=2.0**-6, atol=2.0**-5)
 
 
+COMPUTED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "a row's number": lambda rows, terms: (rows * terms).clip(-2, 2),
+    "a term's number": lambda rows, terms: (terms > 0).where(rows, terms),
+    "a chunk's": lambda rows, terms: rows.expand(-1, terms.shape[1]) + terms.flip(1),
+}
+
+
+@pytest.mark.parametrize("name", COMPUTED)
+@pytest.mark.parametrize("sizes", [(5, 7, 33), (63, 65, 64), (128, 64, 96)])
+@pytest.mark.parametrize("left", [True, False])
+def test_factors_made_of_numbers_of_rows_and_of_terms(name: str, sizes: tuple[int, int, int], left: bool) -> None:
+    """Whole numbers, so the sums are exact: each work item fetches parts of several rows."""
+    m, n, k = sizes
+    held = [Tensor(RNG.integers(-3, 4, s).astype(np.float32)).cast(dtypes.bfloat16) for s in ((m, 1), (1, k), (k, n))]
+    found = []
+    for device in ("CPU", "CUDA:0"):
+        rows, terms, other = (t.to(device).realize() for t in held)
+        x = COMPUTED[name](rows, terms)
+        found.append((x @ other if left else other.T @ x.T).float().numpy())
+    np.testing.assert_array_equal(found[1], found[0])
+
+
 def test_a_batch_gives_the_same_bits_however_it_is_cut() -> None:
     (a, _), (b, _) = factor(130, 72, False, dtypes.bfloat16), factor(72, 40, True, dtypes.bfloat16)
     whole = (a @ b).float().numpy()

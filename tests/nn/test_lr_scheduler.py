@@ -60,6 +60,26 @@ CASES: dict[str, tuple[Callable[[Optimizer], Any], Rates]] = {
         lambda o: lrs.SequentialLR(o, [lrs.LinearLR(o, 0.5, 1.0, 4), lrs.ExponentialLR(o, 0.9)], [4]),
         lambda t: 0.1 * (0.5 + 0.125 * t) if t < 4 else 0.1 * 0.9 ** (t - 4),
     ),
+    "nested": (
+        lambda o: lrs.SequentialLR(
+            o,
+            [
+                lrs.SequentialLR(o, [lrs.LinearLR(o, 0.5, 1.0, 2), lrs.StepLR(o, 1, 0.5)], [2]),
+                lrs.ChainedScheduler([lrs.ConstantLR(o, 0.1, 3), lrs.ExponentialLR(o, 0.9)]),
+                lrs.SequentialLR(o, [lrs.ConstantLR(o, 0.5, 9), lrs.ExponentialLR(o, 0.5)], [2]),
+            ],
+            [5, 11],
+        ),
+        lambda t: (
+            (0.05, 0.075, 0.1, 0.05, 0.025)[t]
+            if t < 5
+            else 0.1 * 0.9 ** (t - 5) * (0.1 if t < 8 else 1)
+            if t < 11
+            else 0.05
+            if t < 13
+            else 0.1 * 0.5 ** (t - 13)
+        ),
+    ),
 }
 
 
@@ -79,7 +99,7 @@ def test_rates(name: str) -> None:
             scheduler.step()
 
 
-@pytest.mark.parametrize("name", ["step", "cosine", "one cycle", "sequential", "chained"])
+@pytest.mark.parametrize("name", ["step", "cosine", "one cycle", "sequential", "chained", "nested"])
 def test_going_on_from_a_saved_state(name: str) -> None:
     make, want = CASES[name]
     o = optimiser(momentum=0.9)
@@ -93,6 +113,30 @@ def test_going_on_from_a_saved_state(name: str) -> None:
     for t in range(6, 12):
         again.step()
         assert other.param_groups[0]["lr"] == pytest.approx(want(t), rel=1e-9)
+
+
+GOES_ON: dict[Callable[..., Any], tuple[Any, ...]] = {
+    lrs.StepLR: (3, 0.5), lrs.MultiStepLR: ([7, 2, 2],), lrs.ExponentialLR: (0.9,), lrs.LinearLR: (0.2, 0.8, 6),
+    lrs.ConstantLR: (0.5, 4), lrs.PolynomialLR: (8, 2.0), lrs.CosineAnnealingLR: (5, 0.01),
+    lrs.CosineAnnealingWarmRestarts: (3, 2), lrs.LambdaLR: (lambda t: 1 / (1 + t),),
+    lrs.MultiplicativeLR: (lambda t: 0.5 + t / 50,), lrs.OneCycleLR: (0.5, 20), lrs.CyclicLR: (0.1, 0.5, 4),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("made", GOES_ON, ids=lambda made: made.__name__)
+@pytest.mark.parametrize("done", range(1, 9))
+def test_going_on_from_the_optimiser_alone(made: Callable[..., Any], done: int) -> None:
+    """The optimiser's state has the rates of the step that is to come, and `last_epoch` is the one that was done."""
+    o, other = optimiser(momentum=0.9), optimiser(momentum=0.9)
+    scheduler = made(o, *GOES_ON[made])
+    for _ in range(done):
+        scheduler.step()
+    other.load_state_dict(o.state_dict())
+    again = made(other, *GOES_ON[made], last_epoch=done - 1)
+    for _ in range(10):
+        assert again.get_last_lr() == pytest.approx(scheduler.get_last_lr(), rel=1e-12)
+        scheduler.step()
+        again.step()
 
 
 def test_momentum_goes_against_the_rate() -> None:

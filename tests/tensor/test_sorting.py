@@ -131,3 +131,18 @@ def test_errors() -> None:
     ]:
         with pytest.raises((ValueError, IndexError), match=message):
             call()
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (1,), (1, 2), (2, 1), (3,)])
+@pytest.mark.parametrize("axis", [None, 0, -1])
+def test_few_values_on_several_devices(shape: tuple[int, ...], axis: int | None) -> None:
+    """Of one element all is known without looking; what stands for it lies where the element does."""
+    a = np.full(shape, 2.0, np.float32)
+    x = Tensor(a).shard(("CPU:0", "CPU:1", "CPU:2"), axis=axis if shape else None)
+    for ask in (Tensor.unique, Tensor.unique_consecutive):
+        values, places, counts = ask(x, return_inverse=True, return_counts=True)
+        n = min(a.size, 1)
+        assert values.tolist() == [2.0] * n and counts.tolist() == [a.size] * n
+        assert places.shape == shape and not places.numpy().any()
+        assert (values + x.sum()).tolist() == [2.0 + 2.0 * a.size] * n
+    assert x.nonzero().tolist() == np.argwhere(a).tolist() and x[x > 1].tolist() == [2.0] * a.size

@@ -46,6 +46,12 @@ class LRScheduler:
         return type(self).closed_form is not LRScheduler.closed_form
 
     @property
+    def begins(self) -> bool:
+        """Whether the rates are the optimiser's own: at step 0, and where a schedule is made to go on from `last_epoch`
+        (an optimiser that was loaded has the rates of the step that is to come)."""
+        return self.last_epoch == 0 or not self._last_lr
+
+    @property
     def rates(self) -> list[float]:
         return [float(g["lr"]) for g in self.optimizer.param_groups]
 
@@ -55,6 +61,14 @@ class LRScheduler:
     def step(self, epoch: int | None = None) -> None:
         self.last_epoch = self.last_epoch + 1 if epoch is None else epoch
         self._set(self.closed_form() if epoch is not None and self.has_closed_form else self.get_lr())
+
+    def restart(self) -> None:
+        """The next step is step 0."""
+        self.last_epoch = -1
+
+    def begin(self) -> None:
+        """Step 0, from the first rates."""
+        self.step(0)
 
     def _set(self, values: list[float]) -> None:
         for g, v in zip(self.optimizer.param_groups, values):

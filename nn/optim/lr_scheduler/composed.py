@@ -27,6 +27,16 @@ def _same_optimizer(name: str, schedulers: list[Any], optimizer: Optimizer | Non
 class _Composed(LRScheduler):
     _schedulers: list[Any]
 
+    def restart(self) -> None:
+        for s in self._schedulers:
+            s.restart()
+
+    def begin(self) -> None:
+        for g in self.optimizer.param_groups:
+            g["lr"] = g["initial_lr"]
+        self.restart()
+        self.step()
+
     def state_dict(self) -> dict[str, Any]:
         return {
             **{k: v for k, v in super().state_dict().items() if k != "_schedulers"},
@@ -55,20 +65,20 @@ class SequentialLR(_Composed):
             check_count("SequentialLR", "a milestone", m)
         if sorted(milestones) != list(milestones):
             raise ValueError(f"SequentialLR: milestones rise, got {milestones}")
-        self._schedulers, self._milestones, self.last_epoch = schedulers, milestones, last_epoch + 1
-        for g in optimizer.param_groups:  # what the constructors of the schedulers did is undone
-            g["lr"] = g["initial_lr"]
-        for s in schedulers:
-            s.last_epoch -= 1
-        schedulers[0].step()
-        self._last_lr = schedulers[0].get_last_lr()
+        self._schedulers, self._milestones = schedulers, milestones
+        self.begin()  # (what the constructors of the schedulers did is undone)
+        self.last_epoch = last_epoch + 1
 
-    def step(self, epoch: int | None = None) -> None:
+    def restart(self) -> None:
+        super().restart()
+        self.last_epoch = -1
+
+    def step(self) -> None:  # type: ignore[override]
         self.last_epoch += 1
         i = bisect_right(self._milestones, self.last_epoch)
         s = self._schedulers[i]
         if i > 0 and self._milestones[i - 1] == self.last_epoch:
-            s.step(0)
+            s.begin()
         else:
             s.step()
         self._last_lr = s.get_last_lr()
@@ -82,7 +92,7 @@ class ChainedScheduler(_Composed):
         self._schedulers = schedulers
         self._last_lr = self.rates
 
-    def step(self, epoch: int | None = None) -> None:
+    def step(self) -> None:  # type: ignore[override]
         for s in self._schedulers:
             s.step()
         self._last_lr = self.rates

@@ -21,7 +21,7 @@ class CosineAnnealingLR(LRScheduler):
     def get_lr(self) -> list[float]:
         """From the last rate, so that a rate that others change as well is respected."""
         t, n = self.last_epoch, self.T_max
-        if t == 0:
+        if self.begins:
             return self.rates
         if (t - 1 - n) % (2 * n) == 0:
             return [r + (b - self.eta_min) * (1 - math.cos(math.pi / n)) / 2 for b, r in zip(self.base_lrs, self.rates)]

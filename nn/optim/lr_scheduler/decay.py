@@ -20,7 +20,7 @@ class _Product(LRScheduler):
         raise NotImplementedError
 
     def get_lr(self) -> list[float]:
-        return self.rates if self.last_epoch == 0 else [r * self.factor() for r in self.rates]
+        return self.rates if self.begins else [r * self.factor() for r in self.rates]
 
 
 class StepLR(_Product):
@@ -81,9 +81,8 @@ class ConstantLR(LRScheduler):
         super().__init__(optimizer, last_epoch)
 
     def get_lr(self) -> list[float]:
-        change = (
-            self.factor if self.last_epoch == 0 else 1 / self.factor if self.last_epoch == self.total_iters else 1.0
-        )
+        ends = self.last_epoch == self.total_iters and not self.begins
+        change = self.factor if self.last_epoch == 0 else 1 / self.factor if ends else 1.0
         return [r * change for r in self.rates]
 
     def closed_form(self) -> list[float]:
@@ -115,7 +114,7 @@ class LinearLR(LRScheduler):
     def get_lr(self) -> list[float]:
         if self.last_epoch == 0:
             return [r * self.start_factor for r in self.rates]
-        before = self._factor(self.last_epoch - 1)
+        before = 0 if self.begins else self._factor(self.last_epoch - 1)
         return [r * (self._factor(self.last_epoch) / before if before else 1.0) for r in self.rates]
 
     def closed_form(self) -> list[float]:
@@ -133,7 +132,7 @@ class PolynomialLR(LRScheduler):
 
     def get_lr(self) -> list[float]:
         t, n = self.last_epoch, self.total_iters
-        if t == 0 or t > n:
+        if self.begins or t > n:
             return self.rates
         return [r * ((1 - t / n) / (1 - (t - 1) / n)) ** self.power for r in self.rates]
 
@@ -179,9 +178,7 @@ class MultiplicativeLR(LRScheduler):
 
     def get_lr(self) -> list[float]:
         return (
-            self.rates
-            if self.last_epoch == 0
-            else [r * rule(self.last_epoch) for r, rule in zip(self.rates, self.lr_lambdas)]
+            self.rates if self.begins else [r * rule(self.last_epoch) for r, rule in zip(self.rates, self.lr_lambdas)]
         )
 
     def state_dict(self) -> dict[str, Any]:

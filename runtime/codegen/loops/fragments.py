@@ -147,7 +147,7 @@ def _parts(t: Tiler, stage: FragmentStage, block: Index, leaf: type[FetchPart | 
             node = SharePart(stage, number) if leaf is SharePart else FetchPart(stage, number, inside)
         inner = (TileLoop(stage.k_source, term, count, (node,)),)
         nodes: Nodes = (TileLoop(side.source, row, rows, inner),)
-        return nodes if stage.along is None else (Vectors(Lanes(stage.along, each), nodes),)
+        return (Scope(nodes if stage.along is None else (Vectors(Lanes(stage.along, each), nodes),)),)
 
     def digit(number: int, below: int, count: int) -> Index:
         """A digit of the part's number among all, from `below` on, of so many. (All are powers of two, so what is a

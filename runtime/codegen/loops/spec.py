@@ -124,6 +124,7 @@ RULES: list[TreeRule] = [
     ("a group fetches together", Fetch, lambda n, o: _together(o)),
     ("a tile has at least one iteration", TileLoop, lambda n, o: n.extent >= 1),
     ("a range has one tile at a time", TileLoop, lambda n, o: (n.range in o.tiles) == (n.vector is not None)),
+    ("a range's tile is the only one in its block", (For, If, Scope), lambda n, o: _tiles_apart(n)),
     (
         "a tile of loops is not inside a sum",
         TileLoop,
@@ -224,6 +225,25 @@ def _partials(n: ReduceLoop, o: Open) -> int:
 
 def _stored_at_lines(n: TileLoop, o: Open) -> bool:
     return n.range is o.tree.tiling.lanes.range and all(s.at_lines for s in every(n.body) if isinstance(s, Store))
+
+
+def _tiles_apart(n: For | If | Scope) -> bool:
+    """Values of a tile are known up to the end of its block, by their places in the tile."""
+    for body in (n.body, n.otherwise) if isinstance(n, If) else (n.body,):
+        ranges = [tile.range for tile in _tiles_of(body)]
+        if len({*ranges}) < len(ranges):
+            return False
+    return True
+
+
+def _tiles_of(nodes: Nodes) -> Iterator[TileLoop]:
+    """The tiles that stand in the block of these nodes."""
+    for node in nodes:
+        if isinstance(node, TileLoop):
+            yield node
+        if not isinstance(node, (If, Scope)) and not (isinstance(node, For) and node.kind is not Kind.GROUP):
+            for part in ("body", "otherwise", "parts"):
+                yield from _tiles_of(getattr(node, part, ()))
 
 
 def _placed(n: PackLoop, o: Open) -> bool:

@@ -81,6 +81,7 @@ MUTATIONS: dict[str, tuple[type[Node], Callable[..., Nodes]]] = {
     "a tile that is not bound": (TileLoop, lambda n: n.body),
     "a tile of nothing": (TileLoop, lambda n: (replace(n, extent=0),)),
     "a tile inside of itself": (TileLoop, lambda n: (replace(n, body=(replace(n, vector=None),)),)),
+    "two tiles in one block": (Scope, lambda n: (replace(n, body=n.body * 2),)),
     "a ragged tile without a size": (TileLoop, lambda n: (replace(n, size=None if n.size else index.const(3)),)),
     "a loop that does not move": (For, lambda n: (replace(n, step=0),)),
     "a counter that no loop has": (For, lambda n: (replace(n, counter=Index(n.counter.op, (), 10**6)),)),

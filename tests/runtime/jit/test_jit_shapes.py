@@ -178,3 +178,25 @@ def test_what_no_capture_is_made_for() -> None:
     with pytest.raises(JitError, match="captured with 1 input tensors, called with 2"):
         f(Tensor(array(2)), Tensor(array(2)))
     np.testing.assert_array_equal(f(Tensor(array(2))).numpy(), array(2) + 1)
+
+
+EMPTY = {
+    "new": lambda: Tensor(np.zeros((0, 3), np.float32)),
+    "computed": lambda: (Tensor.zeros(0, 3) + 1).realize(),
+    "stored": lambda: Tensor.ones(2, 3).contiguous().realize()[:0].contiguous().realize(),
+    "cut": lambda: Tensor(np.zeros((0, 3), np.float32)).shard(("CPU:0", "CPU:1"), 0),
+}
+
+
+@pytest.mark.parametrize("empty", EMPTY.values(), ids=EMPTY.keys())
+def test_arguments_without_elements(empty: Callable[[], Tensor]) -> None:
+    """As an argument among others, as one that is sometimes empty, and alone."""
+    beside = TinyJit(lambda x, y: (x * 2, y + 1, Tensor.cat([x, y]).sum() + y.mean(1).sum()))
+    alone = TinyJit(lambda x: x * 2)
+    for i in range(6):
+        y = empty()
+        x = Tensor(np.full((2, 3), i, np.float32)).to(y.device)
+        doubled, same, total = beside(x, y)
+        assert (doubled == 2 * i).all().item() and same.shape == (0, 3) and total.item() == 6 * i
+        assert (x if i % 2 else y).shape == alone(x if i % 2 else y).shape
+        assert alone(x).tolist() == doubled.tolist() and alone(y).numpy().size == 0
