@@ -376,24 +376,22 @@ class RealizeEngine:
         """The tensors, and all others that still need a value about to be overwritten, lazy ones and assigned ones;
         those values."""
         todo = {id(t): t for t in tensors}
-        while True:
-            writes = {u for u in toposort(t.uop for t in todo.values()) if u.op is Ops.AFTER}
+        writes: set[UOp] = set()
+        added = tensors
+        while found := {u for u in toposort(t.uop for t in added) if u.op is Ops.AFTER} - writes:
+            writes |= found
             written = {u.src[0] for u in writes}  # buffers, and assigned values that a later assignment overwrites
-            if not written:
-                return list(todo.values()), written
             computed = {t.uop for t in todo.values()}
             lazy = [t for t in LIVE if id(t) not in todo and _read_at(t.uop).op is not Ops.BUFFER]
             readers = standing_on([t.uop for t in lazy], written.__contains__, writes.__contains__)
-            todo |= {
-                id(t): t
-                for t in lazy
-                if t.uop in readers and (u := _read_at(t.uop)) not in computed and u not in writes
-            }
-            if not any(u.op is Ops.AFTER and u not in writes for u in readers):
-                # collectives are numbered as they are met: what reads a value from before an
-                # assignment comes before what reads it after
-                several = any(isinstance(t.uop.device, tuple) for t in todo.values())
-                return [t for t in LIVE if id(t) in todo] if several else list(todo.values()), written
+            added = [
+                t for t in lazy if t.uop in readers and (u := _read_at(t.uop)) not in computed and u not in writes
+            ]
+            todo |= {id(t): t for t in added}
+        # collectives are numbered as they are met: what reads a value from before an
+        # assignment comes before what reads it after
+        several = bool(writes) and any(isinstance(t.uop.device, tuple) for t in todo.values())
+        return [t for t in LIVE if id(t) in todo] if several else list(todo.values()), {u.src[0] for u in writes}
 
     def from_numpy(self, array: np.ndarray, dtype: DType, device: str, share: bool = False) -> UOp:
         if array.size == 0:
