@@ -384,9 +384,7 @@ class RealizeEngine:
             computed = {t.uop for t in todo.values()}
             lazy = [t for t in LIVE if id(t) not in todo and _read_at(t.uop).op is not Ops.BUFFER]
             readers = standing_on([t.uop for t in lazy], written.__contains__, writes.__contains__)
-            added = [
-                t for t in lazy if t.uop in readers and (u := _read_at(t.uop)) not in computed and u not in writes
-            ]
+            added = [t for t in lazy if t.uop in readers and (u := _read_at(t.uop)) not in computed and u not in writes]
             todo |= {id(t): t for t in added}
         # collectives are numbered as they are met: what reads a value from before an
         # assignment comes before what reads it after

@@ -130,6 +130,9 @@ def record(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
             own = inputs[twin].own if twin is not None else stored(t).clone().realize()
             kind = None if binds(t) else (t.shape, t.dtype, t.device, cut_of(t))
             SOURCES[own.uop] = Sources.of(memory(t.uop))  # (what is made of the one is made of the other)
+            if all(b.agreed for b in buffers_of(memory(t.uop))):  # (and differs by rank where that may)
+                for b in buffers_of(own.uop):
+                    b.agreed = True
             inputs.append(Input(path, signature(t), own, kind, twin))
             first.setdefault(id(t), len(inputs) - 1)
             t.uop = own.uop
