@@ -144,6 +144,20 @@ def _stored(u: UOp, t: Tensor) -> UOp:
     return store
 
 
+def _write_numbers(tensors: list[Tensor]) -> None:
+    """Tensors that are a number are written without a kernel: each new number would need one of its own."""
+    for t in tensors:
+        u = t.uop
+        number = u.src[0] if u.op is Ops.SHARD else u
+        if number.op is Ops.CONST and t._storage is None:
+            buffer = new_buffer(u, u.device or t._device)
+            found = storage(buffer)
+            for b in [found] if isinstance(found, Buffer) else found:
+                if b is not None:
+                    b.copyin(u.dtype.array(np.array(number.arg)))
+            replace_lazy({u: buffer}, {id(t): buffer})
+
+
 def _read_at(u: UOp) -> UOp:
     """The memory that `u` is a view of, or whose elements it has in another order;
     what it is a view of, where that is not in memory."""
@@ -203,6 +217,8 @@ class RealizeEngine:
             waiting = self._waiting(tensors)
         MOVES.computed += 1
         refuse_traced(tensors)
+        if not capture:
+            _write_numbers(tensors)
         self._keep_out_of_capture([*waiting, *tensors])
         progress = RealizeProgress()
         try:
