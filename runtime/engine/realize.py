@@ -25,7 +25,7 @@ from manygrad.runtime.engine.linear import capture, compile_linear
 from manygrad.runtime.engine.recovery import RealizeProgress, assigned, drop, lost, settle
 from manygrad.runtime.executors.items import ExecItem, Vars
 from manygrad.runtime.profile.counters import GlobalCounters, end_after_last_step
-from manygrad.runtime.storage import STORAGE, spoil, storage
+from manygrad.runtime.storage import STORAGE, buffers_of, spoil, storage
 from manygrad.schedule import as_param, create_linear_with_vars, create_schedule
 from manygrad.schedule.cache import Schedule
 from manygrad.schedule.facts.buffers import unmoved
@@ -144,20 +144,6 @@ def _stored(u: UOp, t: Tensor) -> UOp:
     return store
 
 
-def _write_numbers(tensors: list[Tensor]) -> None:
-    """Tensors that are a number are written without a kernel: each new number would need one of its own."""
-    for t in tensors:
-        u = t.uop
-        number = u.src[0] if u.op is Ops.SHARD else u
-        if number.op is Ops.CONST and t._storage is None:
-            buffer = new_buffer(u, u.device or t._device)
-            found = storage(buffer)
-            for b in [found] if isinstance(found, Buffer) else found:
-                if b is not None:
-                    b.copyin(u.dtype.array(np.array(number.arg)))
-            replace_lazy({u: buffer}, {id(t): buffer})
-
-
 def _read_at(u: UOp) -> UOp:
     """The memory that `u` is a view of, or whose elements it has in another order;
     what it is a view of, where that is not in memory."""
@@ -218,7 +204,7 @@ class RealizeEngine:
         MOVES.computed += 1
         refuse_traced(tensors)
         if not capture:
-            _write_numbers(tensors)
+            self._write_numbers(tensors)
         self._keep_out_of_capture([*waiting, *tensors])
         progress = RealizeProgress()
         try:
@@ -230,6 +216,16 @@ class RealizeEngine:
                 drop(_failing([t for t in waiting if memory(t.uop).op is Ops.AFTER])[0], new_buffer)
                 raise
             self._go_on_without(waiting, tensors, error)
+
+    def _write_numbers(self, tensors: list[Tensor]) -> None:
+        """Tensors that are a number are written without a kernel: each new number would need one of its own."""
+        for t in tensors:
+            u = t.uop
+            number = u.src[0] if u.op is Ops.SHARD else u
+            if number.op is Ops.CONST and t._storage is None:
+                value = u.dtype.array(np.array(number.arg))
+                buffer = self.from_numpy(value, u.dtype, u.device or t._device)
+                replace_lazy({u: buffer}, {id(t): buffer})
 
     def carry_out(self, tensors: list[Tensor]) -> None:
         if not TRACING:
@@ -407,15 +403,19 @@ class RealizeEngine:
         several = bool(writes) and any(isinstance(t.uop.device, tuple) for t in todo.values())
         return [t for t in LIVE if id(t) in todo] if several else list(todo.values()), {u.src[0] for u in writes}
 
-    def from_numpy(self, array: np.ndarray, dtype: DType, device: str, share: bool = False) -> UOp:
+    def from_numpy(self, array: np.ndarray, dtype: DType, device: str | tuple[str, ...], share: bool = False) -> UOp:
         if array.size == 0:
             flat = UOp(Ops.RESHAPE, dtype, (UOp.const(dtype, 0),), (1,) * array.ndim)
             return UOp(Ops.EXPAND, dtype, (flat,), array.shape)
         u = UOp(Ops.BUFFER, dtype, (), BufferSpec(next(_uids), tuple(array.shape), dtype, device))
-        shared = Buffer.over(device, array, dtype) if share else None
+        shared = Buffer.over(device, array, dtype) if share and isinstance(device, str) else None
         if current().world.size > 1:
             mark(u)  # errors about values that ranks hold name the line where they come from
-        STORAGE[u] = shared if shared is not None else Buffer(device, array.size, dtype).copyin(array)
+        if shared is not None:
+            STORAGE[u] = shared
+        else:
+            for b in buffers_of(u):
+                b.copyin(array)
         return u
 
     def map_file(self, path: str, parts: list[tuple[DType, tuple[int, ...], int]]) -> list[UOp]:

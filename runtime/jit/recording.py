@@ -11,8 +11,8 @@ from manygrad.runtime.buffer import Buffer
 from manygrad.runtime.engine.linear import Recording, capture
 from manygrad.runtime.executors.items import ExecItem, Vars
 from manygrad.runtime.jit.arguments import Input, JitError, binds, cut_of, refuse_shared_memory, signature, walk
-from manygrad.runtime.jit.memory import buffers_of, stored, whole
-from manygrad.runtime.storage import STORAGE
+from manygrad.runtime.jit.memory import stored, whole
+from manygrad.runtime.storage import STORAGE, buffers_of
 from manygrad.tensor.standin import part
 from manygrad.tensor.storage import LIVE, PENDING, TensorSet, assignments, is_stored
 from manygrad.tensor.stored import SOURCES, Sources

@@ -57,6 +57,16 @@ def plain(*layers: nn.Module) -> list[np.ndarray]:
     return [*(loop.step(loop.loss(i)).numpy() for i in range(STEPS)), *loop.state()]
 
 
+def scheduled() -> list[np.ndarray]:
+    loop = Parallel()
+    schedule = nn.optim.lr_scheduler.CosineAnnealingLR(loop.optimizer, STEPS)
+    losses = []
+    for i in range(STEPS):
+        losses.append(loop.step(loop.loss(i)).numpy())
+        schedule.step()
+    return [*losses, *loop.state()]
+
+
 def read_first() -> list[np.ndarray]:
     loop, found = Parallel(), []
     for i in range(STEPS):
@@ -118,6 +128,7 @@ LOOPS: dict[str, tuple[Callable[[], list[np.ndarray]], int]] = {
     "plain": (plain, STEPS - 5),
     "batch norm": (lambda: plain(nn.BatchNorm1d(8)), STEPS - 5),
     "dropout": (lambda: plain(nn.Dropout(0.3)), STEPS - 5),
+    "scheduled": (scheduled, STEPS - 6),
     "read first": (read_first, 2 * STEPS - 12),
     "by hand": (by_hand, 2),
     "loaded": (loaded, STEPS - 5),
