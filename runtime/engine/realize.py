@@ -203,8 +203,6 @@ class RealizeEngine:
             waiting = self._waiting(tensors)
         MOVES.computed += 1
         refuse_traced(tensors)
-        if not capture:
-            self._write_numbers(tensors)
         self._keep_out_of_capture([*waiting, *tensors])
         progress = RealizeProgress()
         try:
@@ -216,16 +214,6 @@ class RealizeEngine:
                 drop(_failing([t for t in waiting if memory(t.uop).op is Ops.AFTER])[0], new_buffer)
                 raise
             self._go_on_without(waiting, tensors, error)
-
-    def _write_numbers(self, tensors: list[Tensor]) -> None:
-        """Tensors that are a number are written without a kernel: each new number would need one of its own."""
-        for t in tensors:
-            u = t.uop
-            number = u.src[0] if u.op is Ops.SHARD else u
-            if number.op is Ops.CONST and t._storage is None:
-                value = u.dtype.array(np.array(number.arg))
-                buffer = self.from_numpy(value, u.dtype, u.device or t._device)
-                replace_lazy({u: buffer}, {id(t): buffer})
 
     def carry_out(self, tensors: list[Tensor]) -> None:
         if not TRACING:

@@ -42,20 +42,6 @@ def test_a_value_is_computed_once() -> None:
     assert kernels(lambda: (t + 1).numpy()) == 1
 
 
-def test_a_number_is_written_without_a_kernel() -> None:
-    for dtype, value in (("float32", 0.1), ("bfloat16", 1.5), ("int64", -(2**40)), ("bool", True), ("uint8", 200)):
-        for devices in (None, ("CPU:0", "CPU:1")):
-            t = Tensor(value, dtype=dtype)
-            t = t if devices is None else t.to(devices)
-            twice, want = t + t, Tensor([value], dtype=dtype)
-            assert kernels(t.realize) == 0 and t.is_realized
-            assert t.item() == want.item() and twice.item() == (want + want).item()
-    add = TinyJit(lambda x, y: x + y)
-    for i in range(6):
-        made = kernels(lambda: add(ones(2), Tensor(i / 7)).tolist())  # noqa: B023
-    assert made == 1 and add.captured
-
-
 def test_reading_a_lazy_value_keeps_it() -> None:
     t = ones(4) * 3
     assert kernels(t.tolist) == 1 and t.is_realized
