@@ -90,6 +90,8 @@ class World:
         """The devices of this worker's group, of `count` groups of neighbouring workers: to shard over where each group
         has a replica of a model and values of its own, which the others do not build. Raises `ValueError` where the
         groups would not be of one size."""
+        if not isinstance(count, int):
+            raise TypeError(f"group takes how many groups there are, not who is in one: group(2), not {count!r}")
         if count < 1 or self.size % count:
             raise ValueError(f"{self.size} workers do not make {count} groups of one size")
         members = self.size // count

@@ -41,6 +41,12 @@ def storage(u: UOp) -> Buffer | list[Buffer | None]:
     return found
 
 
+def buffers_of(u: UOp) -> list[Buffer]:
+    """The buffers of this worker behind a BUFFER node; none behind a constant, which a tensor without elements is."""
+    found = storage(u) if u.op is Ops.BUFFER else []
+    return [found] if isinstance(found, Buffer) else [b for b in found if b is not None]
+
+
 def spoil(u: UOp, why: str) -> None:
     """What a BUFFER holds is no value, until something else is written there (`restore`)."""
     found = STORAGE.get(u)

@@ -47,9 +47,9 @@ class Engine(Protocol):
     def carry_out(self, tensors: list[Tensor]) -> None:
         """Has the assignments to these tensors that wait be carried out, but for where a function is being traced."""
 
-    def from_numpy(self, array: np.ndarray, dtype: DType, device: str, share: bool = False) -> UOp:
-        """A BUFFER that holds a copy of `array`, or, with `share` where the device's memory is the host's,
-        that is its memory."""
+    def from_numpy(self, array: np.ndarray, dtype: DType, device: str | tuple[str, ...], share: bool = False) -> UOp:
+        """A BUFFER that holds a copy of `array`, one on each of several devices, or, with `share` where the one
+        device's memory is the host's, that is its memory."""
 
     def new_buffer(self, uop: UOp, device: str | tuple[str, ...]) -> UOp:
         """A BUFFER for the value of `uop`, which takes no memory before something is stored in it."""

@@ -396,7 +396,9 @@ class Tensor(
                 )
             if engine().sharding_axis(self.uop) == axis:
                 return self
-        return self._new(mark(UOp(Ops.SHARD, self.dtype, (self.uop,), ShardArg(names, axis))))
+        t = self._new(mark(UOp(Ops.SHARD, self.dtype, (self.uop,), ShardArg(names, axis))))
+        t._device = names  # (and what is made of it and is a number, a gradient say, lies there, too)
+        return t
 
     def _shard_like(self, other: Tensor) -> Tensor:
         """On the devices of `other`, which has the same shape, and cut where that is."""
@@ -411,6 +413,7 @@ class Tensor(
     @locked
     def shard_(self, devices: Sequence[str], axis: int | None = None) -> Tensor:
         t = self.shard(devices, axis)
+        self._device = t._device
         self._become(t.uop, t._storage)
         return self
 

@@ -281,7 +281,4 @@ class Flat:
 
 def scalar(value: float, device: Any) -> Tensor:
     """A stored (1,) float64 on `device`."""
-    t = Tensor(np.array([float(value)]))
-    t = (t.to(device) if device != t.device else t).contiguous()
-    t._store()
-    return t
+    return Tensor(engine().from_numpy(np.array([float(value)]), dtypes.float64, device))

@@ -22,7 +22,7 @@ from manygrad.errors import LostValue
 from manygrad.runtime.agreement.loops import wait_for_plans
 from manygrad.runtime.buffer import Buffer
 from manygrad.runtime.current import current
-from manygrad.runtime.storage import STORAGE, storage
+from manygrad.runtime.storage import STORAGE, buffers_of
 from manygrad.schedule.plan import Plan, spans_workers
 from manygrad.tensor.environment import COLLECTIVE_TIMEOUT_S
 from manygrad.tensor.source import LINE
@@ -111,7 +111,7 @@ class Agreement:
         if self.thread is not None:
             self._wait_for_digests(self.thread)
         for slot in self.plan.leaves if self.plan.by_all and self.tell is not None else ():
-            for b in _parts(self.buffers[slot]):
+            for b in buffers_of(self.buffers[slot]):
                 b.agreed = True
 
 
@@ -124,11 +124,6 @@ def begin(plan: Plan | None, linear: UOp, buffers: list[UOp]) -> Agreement | Non
     return None if plan is None else Agreement(plan, linear, buffers)
 
 
-def _parts(u: UOp) -> list[Buffer]:
-    found = storage(u)
-    return [b for b in found if b is not None] if isinstance(found, list) else [found]
-
-
 def _unseen(plan: Plan, buffers: list[UOp], first: bool) -> list[tuple[int, Buffer, str]]:
     """(slot, memory, what it is) of the values to compare."""
     out = []
@@ -136,7 +131,7 @@ def _unseen(plan: Plan, buffers: list[UOp], first: bool) -> list[tuple[int, Buff
         u = buffers[slot]
         if u not in STORAGE:  # yet to be computed, by this plan
             continue
-        b = _parts(u)[0]
+        b = buffers_of(u)[0]
         if b.is_allocated and b.nbytes and not b.agreed:
             out.append((slot, b, f"{u.dtype.name} {tuple(u.shape)} of {LINE.get(u) or 'an earlier step'}"))
     return out

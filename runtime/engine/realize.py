@@ -25,7 +25,7 @@ from manygrad.runtime.engine.linear import capture, compile_linear
 from manygrad.runtime.engine.recovery import RealizeProgress, assigned, drop, lost, settle
 from manygrad.runtime.executors.items import ExecItem, Vars
 from manygrad.runtime.profile.counters import GlobalCounters, end_after_last_step
-from manygrad.runtime.storage import STORAGE, spoil, storage
+from manygrad.runtime.storage import STORAGE, buffers_of, spoil, storage
 from manygrad.schedule import as_param, create_linear_with_vars, create_schedule
 from manygrad.schedule.cache import Schedule
 from manygrad.schedule.facts.buffers import unmoved
@@ -376,34 +376,34 @@ class RealizeEngine:
         """The tensors, and all others that still need a value about to be overwritten, lazy ones and assigned ones;
         those values."""
         todo = {id(t): t for t in tensors}
-        while True:
-            writes = {u for u in toposort(t.uop for t in todo.values()) if u.op is Ops.AFTER}
+        writes: set[UOp] = set()
+        added = tensors
+        while found := {u for u in toposort(t.uop for t in added) if u.op is Ops.AFTER} - writes:
+            writes |= found
             written = {u.src[0] for u in writes}  # buffers, and assigned values that a later assignment overwrites
-            if not written:
-                return list(todo.values()), written
             computed = {t.uop for t in todo.values()}
             lazy = [t for t in LIVE if id(t) not in todo and _read_at(t.uop).op is not Ops.BUFFER]
             readers = standing_on([t.uop for t in lazy], written.__contains__, writes.__contains__)
-            todo |= {
-                id(t): t
-                for t in lazy
-                if t.uop in readers and (u := _read_at(t.uop)) not in computed and u not in writes
-            }
-            if not any(u.op is Ops.AFTER and u not in writes for u in readers):
-                # collectives are numbered as they are met: what reads a value from before an
-                # assignment comes before what reads it after
-                several = any(isinstance(t.uop.device, tuple) for t in todo.values())
-                return [t for t in LIVE if id(t) in todo] if several else list(todo.values()), written
+            added = [t for t in lazy if t.uop in readers and (u := _read_at(t.uop)) not in computed and u not in writes]
+            todo |= {id(t): t for t in added}
+        # collectives are numbered as they are met: what reads a value from before an
+        # assignment comes before what reads it after
+        several = bool(writes) and any(isinstance(t.uop.device, tuple) for t in todo.values())
+        return [t for t in LIVE if id(t) in todo] if several else list(todo.values()), {u.src[0] for u in writes}
 
-    def from_numpy(self, array: np.ndarray, dtype: DType, device: str, share: bool = False) -> UOp:
+    def from_numpy(self, array: np.ndarray, dtype: DType, device: str | tuple[str, ...], share: bool = False) -> UOp:
         if array.size == 0:
             flat = UOp(Ops.RESHAPE, dtype, (UOp.const(dtype, 0),), (1,) * array.ndim)
             return UOp(Ops.EXPAND, dtype, (flat,), array.shape)
         u = UOp(Ops.BUFFER, dtype, (), BufferSpec(next(_uids), tuple(array.shape), dtype, device))
-        shared = Buffer.over(device, array, dtype) if share else None
+        shared = Buffer.over(device, array, dtype) if share and isinstance(device, str) else None
         if current().world.size > 1:
             mark(u)  # errors about values that ranks hold name the line where they come from
-        STORAGE[u] = shared if shared is not None else Buffer(device, array.size, dtype).copyin(array)
+        if shared is not None:
+            STORAGE[u] = shared
+        else:
+            for b in buffers_of(u):
+                b.copyin(array)
         return u
 
     def map_file(self, path: str, parts: list[tuple[DType, tuple[int, ...], int]]) -> list[UOp]:

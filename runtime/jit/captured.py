@@ -23,11 +23,12 @@ from manygrad.runtime.jit.arguments import (
 )
 from manygrad.runtime.jit.batch import batch_kernels, beside_each_other, joined_calls
 from manygrad.runtime.jit.following import Following, described
-from manygrad.runtime.jit.memory import address, buffers_of, stored, united, whole
+from manygrad.runtime.jit.memory import address, stored, united, whole
 from manygrad.runtime.jit.native_replay import prepared
 from manygrad.runtime.jit.recording import Named, Recorded, overwrites, tensors_of
 from manygrad.runtime.jit.results import Results
 from manygrad.runtime.jit.sources import ResultSources
+from manygrad.runtime.storage import buffers_of
 from manygrad.tensor.engine import engine
 from manygrad.tensor.environment import DEBUG, JIT, JIT_CHECK
 from manygrad.tensor.guards import Guards

@@ -26,10 +26,10 @@ from manygrad.runtime.current import current
 from manygrad.runtime.engine.linear import Recording, capture
 from manygrad.runtime.executors.items import ExecItem, Vars
 from manygrad.runtime.jit.arguments import Input, check_inputs
-from manygrad.runtime.jit.memory import buffers_of, whole
+from manygrad.runtime.jit.memory import whole
 from manygrad.runtime.jit.recording import Gradients, Named, gradients_now, realize_all
 from manygrad.runtime.profile.counters import GlobalCounters
-from manygrad.runtime.storage import STORAGE
+from manygrad.runtime.storage import STORAGE, buffers_of
 from manygrad.tensor.engine import engine
 from manygrad.tensor.guards import Reader
 from manygrad.tensor.standin import part

@@ -5,15 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from manygrad.runtime.buffer import Buffer
-from manygrad.runtime.storage import storage
 from manygrad.tensor.tensor import Tensor
-from manygrad.tensor.uop import Ops, UOp
-
-
-def buffers_of(u: UOp) -> list[Buffer]:
-    """The buffers of this worker behind a BUFFER node; none behind a constant, which a tensor without elements is."""
-    found = storage(u) if u.op is Ops.BUFFER else []
-    return [found] if isinstance(found, Buffer) else [b for b in found if b is not None]
+from manygrad.tensor.uop import Ops
 
 
 def whole(b: Buffer) -> Buffer:

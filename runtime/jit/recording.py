@@ -11,8 +11,8 @@ from manygrad.runtime.buffer import Buffer
 from manygrad.runtime.engine.linear import Recording, capture
 from manygrad.runtime.executors.items import ExecItem, Vars
 from manygrad.runtime.jit.arguments import Input, JitError, binds, cut_of, refuse_shared_memory, signature, walk
-from manygrad.runtime.jit.memory import buffers_of, stored, whole
-from manygrad.runtime.storage import STORAGE
+from manygrad.runtime.jit.memory import stored, whole
+from manygrad.runtime.storage import STORAGE, buffers_of
 from manygrad.tensor.standin import part
 from manygrad.tensor.storage import LIVE, PENDING, TensorSet, assignments, is_stored
 from manygrad.tensor.stored import SOURCES, Sources
@@ -135,6 +135,9 @@ def record(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
             own = inputs[twin].own if twin is not None else stored(t).clone().realize()
             kind = None if binds(t) else (t.shape, t.dtype, t.device, cut_of(t))
             SOURCES[own.uop] = Sources.of(memory(t.uop))  # (what is made of the one is made of the other)
+            if all(b.agreed for b in buffers_of(memory(t.uop))):  # (and differs by rank where that may)
+                for b in buffers_of(own.uop):
+                    b.agreed = True
             inputs.append(Input(path, signature(t), own, kind, twin))
             first.setdefault(id(t), len(inputs) - 1)
             t.uop = own.uop

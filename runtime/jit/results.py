@@ -20,9 +20,9 @@ from manygrad.runtime.buffer import Buffer, copy_buffer
 from manygrad.runtime.current import current
 from manygrad.runtime.executors.items import ExecItem
 from manygrad.runtime.jit.arguments import Input, binds, with_dims
-from manygrad.runtime.jit.memory import address, buffers_of
+from manygrad.runtime.jit.memory import address
 from manygrad.runtime.jit.recording import Recorded
-from manygrad.runtime.storage import SPOILED, STORAGE, restore, storage
+from manygrad.runtime.storage import SPOILED, STORAGE, buffers_of, restore, storage
 from manygrad.tensor.engine import engine
 from manygrad.tensor.grad_mode import enable_grad
 from manygrad.tensor.storage import LIVE, is_stored

@@ -202,10 +202,7 @@ class DifferentiationMixin:
             root, self._start(gradient), {now[t.uop] for t in reached}, stored, {t.uop for t in trained}, hooks
         )
         found = [(t, g) for t in reached if (g := grads.get(now[t.uop])) is not None]
-        made = [(t, t._new(g) if create_graph else t._new(g).detach()) for t, g in found]
-        for t, new in made:
-            new._device = t.device  # (where a constant is stored)
-        return made
+        return [(t, t._new(g) if create_graph else t._new(g).detach()) for t, g in found]
 
     def _add_gradient(self: Tensor, new: Tensor) -> None:
         """What backward() has made for this leaf, by way of its hooks."""

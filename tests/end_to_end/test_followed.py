@@ -15,6 +15,7 @@ import pytest
 from manygrad import Context, Tensor, launch, nn, no_grad, world
 from manygrad.errors import LaunchError
 from manygrad.nn import functional as F
+from manygrad.nn.data import DataLoader, TensorDataset
 from manygrad.tensor.deferred import counts
 from manygrad.tensor.environment import FOLLOW
 
@@ -36,8 +37,11 @@ class Parallel:
     def loss(self, i: int, rows: int = 6) -> Tensor:
         x = Tensor(np.random.default_rng(i).standard_normal((rows, 4)).astype(np.float32))
         y = Tensor(np.arange(rows) % 3).shard(world.devices, axis=0)
+        return self.loss_of(x.shard(world.devices, axis=0), y)
+
+    def loss_of(self, x: Tensor, y: Tensor) -> Tensor:
         self.optimizer.zero_grad()
-        return F.cross_entropy(self.model(x.shard(world.devices, axis=0)), y)
+        return F.cross_entropy(self.model(x), y)
 
     def step(self, loss: Tensor) -> Tensor:
         loss.backward()
@@ -51,6 +55,16 @@ class Parallel:
 def plain(*layers: nn.Module) -> list[np.ndarray]:
     loop = Parallel(*layers)
     return [*(loop.step(loop.loss(i)).numpy() for i in range(STEPS)), *loop.state()]
+
+
+def scheduled() -> list[np.ndarray]:
+    loop = Parallel()
+    schedule = nn.optim.lr_scheduler.CosineAnnealingLR(loop.optimizer, STEPS)
+    losses = []
+    for i in range(STEPS):
+        losses.append(loop.step(loop.loss(i)).numpy())
+        schedule.step()
+    return [*losses, *loop.state()]
 
 
 def read_first() -> list[np.ndarray]:
@@ -74,6 +88,13 @@ def by_hand() -> list[np.ndarray]:
                 p.grad = None
         found.append(loss.numpy())
     return [*found, *loop.state()]
+
+
+def loaded() -> list[np.ndarray]:
+    """Each rank has read its own rows of a batch."""
+    x = np.random.default_rng(0).standard_normal((6 * STEPS, 4)).astype(np.float32)
+    loop, batches = Parallel(), DataLoader(TensorDataset(x, np.arange(6 * STEPS) % 3), 6, devices=world.devices)
+    return [*(loop.step(loop.loss_of(*batch)).numpy() for batch in batches), *loop.state()]
 
 
 def other_sizes() -> list[np.ndarray]:
@@ -107,8 +128,10 @@ LOOPS: dict[str, tuple[Callable[[], list[np.ndarray]], int]] = {
     "plain": (plain, STEPS - 5),
     "batch norm": (lambda: plain(nn.BatchNorm1d(8)), STEPS - 5),
     "dropout": (lambda: plain(nn.Dropout(0.3)), STEPS - 5),
+    "scheduled": (scheduled, STEPS - 6),
     "read first": (read_first, 2 * STEPS - 12),
     "by hand": (by_hand, 2),
+    "loaded": (loaded, STEPS - 5),
     "other sizes": (other_sizes, 2 * STEPS - 12),
     "read on one rank": (read_on_one_rank, 3),
 }

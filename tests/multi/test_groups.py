@@ -22,6 +22,8 @@ def test_groups_are_neighbours() -> None:
     for count in (0, 3):
         with pytest.raises(ValueError, match=f"4 workers do not make {count} groups"):
             world_of(1, 4).group(count)
+    with pytest.raises(TypeError, match="how many groups there are"):
+        world_of(1, 4).group([0, 1])  # type: ignore[arg-type]
 
 
 RULES = {"0.*": 0, "2.weight": 1}  # the first layer by rows, the second by columns: an all-reduce at the end

@@ -465,3 +465,9 @@ def test_where_blocks_are_cut() -> None:
     assert Shard(0, (0, 110, 210), 21).blocks == (0, 30, 60, 80, 110, 140, 160, 190, 210)
     assert Shard(0, (0, 2, 4), 12).blocks == ()  # where 12 rows are cut into 8 blocks lies within these 4
     assert groups_of(even_bounds(50, 24)) == 1  # (two groups of 12 blocks are no subtrees of 24)
+
+
+def test_a_gradient_that_is_a_number_lies_on_its_devices() -> None:
+    t = Tensor([1.0, 2.0, 3.0]).shard(("CPU:0", "CPU:1"), axis=0).requires_grad_()
+    t.sum().backward()
+    assert t.grad is not None and t.grad.device == t.device == t.grad.realize().device

@@ -45,6 +45,19 @@ def test_assign_keeps_the_storage() -> None:
     assert t.tolist() == [4, 5]
 
 
+def test_values_between_assignments_that_another_value_brings_along_are_kept() -> None:
+    t = stored(1.0)
+    first = t * 7
+    t.assign(t + 1)
+    second = t * 2
+    t.assign(t + 1)
+    third = t * 3
+    t.assign(t + 1)
+    both = first + t * 5
+    second._store()  # carries out the first assignment; so `both` is computed, which reads the last one's
+    assert [x.item() for x in (second, third, both, t)] == [4, 9, 27, 4]
+
+
 def test_assign_converts_and_broadcasts_the_value() -> None:
     t = stored(1, 2, 3)
     assert t.assign(7).tolist() == [7, 7, 7] and t.dtype is dtypes.int64
