@@ -78,7 +78,8 @@ class CountingMixin:
         n = rows.shape[0]
         if n == 0 or rows.shape[1] == 0 or (n == 1 and size is None):  # (all are equal)
             count, group = min(n, 1), self._const_like(0, dtypes.int64)._broadcast((n,))
-            values, numbers = whole._take(0, 0, count), self._const_like(n, dtypes.int64)._broadcast((count,))
+            values = whole._take(0, 0, count).clone()
+            numbers = self._const_like(n, dtypes.int64)._broadcast((count,))
         else:
             ordered = rows if order is None else rows[order].contiguous()
             differs = ordered._take(0, 1, n).ne(ordered._take(0, 0, n - 1)).any(1)
