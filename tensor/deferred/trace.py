@@ -168,7 +168,7 @@ class Trace:
 
     def refuse(self, fn: Callable[..., Any], args: Any, kwargs: Any, why: str) -> Any:
         """A call that cannot be put off; it and what follows, up to the next ending, are made as they come."""
-        why = f"`{fn.__name__}` cannot be put off: {why}"
+        why = f"`{'backward' if fn.__name__ == '_leaf_gradients' else fn.__name__}` cannot be put off: {why}"
         if not self.put_off:
             COUNTS.note_flush(why)
         self.flush(why)
@@ -317,7 +317,8 @@ class Trace:
         if type(made) is DeferredTensor:
             self.values.renew(target, made)
             return
-        self.inside(target._overwrite, (made,), {})
+        with LOCK:
+            self.inside(target._overwrite, (made,), {})
         if self.has(made):
             self.values.replace(made.__dict__["_value"][1], target)
         elif self.has(target):  # (the call was refused, and is none of the trace)
