@@ -276,26 +276,6 @@ def test_activations_that_are_written_in_place(counts: Counts) -> None:
     assert counts.replays >= 2 * (STEPS - 6)
 
 
-def test_encoder_and_decoder_with_an_optimiser_each(counts: Counts) -> None:
-    def run() -> list[np.ndarray]:
-        Tensor.manual_seed(1)
-        models = [nn.Linear(4, 8), nn.Linear(8, 3)]
-        optimizers = [nn.optim.Adam(m.parameters(), lr=0.01) for m in models]
-        found = []
-        for i in range(STEPS):
-            for o in optimizers:
-                o.zero_grad()
-            loss = F.cross_entropy(models[1](models[0](Tensor(array(5, 4, seed=i))).relu()), Tensor(np.arange(5) % 3))
-            loss.backward()
-            for o in optimizers:
-                o.step()
-            found.append(loss.numpy())
-        return [*found, *(t.numpy() for m in models for t in m.state_dict().values())]
-
-    same(run)
-    assert counts.replays >= 2 * (STEPS - 4)
-
-
 def test_memory_of_accumulated_gradients_is_given_back() -> None:
     from manygrad.runtime.devices import get_device
 
