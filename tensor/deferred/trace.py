@@ -347,8 +347,8 @@ class Trace:
         """Whether the program has others in the memory of `t`, or calls that are put off read it as from before."""
         if self.values.is_shared(t):
             return True
-        if type(t) is not Tensor:
-            return False
+        if type(t) is DeferredTensor:
+            return t._spec.is_view
         if any(id(t) in trace.external.numbers for trace in PUT_OFF.values()):
             return True
         if not is_stored(t.uop):
