@@ -77,6 +77,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def no_collection() -> Iterator[None]:
     """Without Python's garbage collector: what dies, dies by reference counts, and nothing of the tests before is left
     to die meanwhile (and a graph of 200,000 nodes is built three times as fast)."""
+    from manygrad.tensor.deferred.thread import end_trace, forget_traces
+
+    end_trace()
+    forget_traces()
     gc.collect()
     gc.disable()
     yield

@@ -82,8 +82,10 @@ def capture_calls(
         captured.following.left = 0
         replay = CapturedCalls(captured, state, over)
     made = set() if captured is None else {slot.now.node for slot in captured.results.slots}
-    lasts = not over and all(t.uop in made for t in recorded.out)
-    lasts = lasts and not any(u.op in (Ops.AFTER, Ops.PARAM) for u in toposort(graphs.values()))
+    used = set(toposort(graphs.values()))
+    read = [n for n, t in enumerate(recorded.out) if t.uop in used or memory(t.uop) in used]
+    lasts = all(n not in over and recorded.out[n].uop in made for n in read)
+    lasts = lasts and not any(u.op in (Ops.AFTER, Ops.PARAM) for u in used)
     flowing = [k for k, found in enumerate(histories) if found is FLOWS]
     return MadeCalls(out, replay, flowing, own, graphs, stored, lasts)
 

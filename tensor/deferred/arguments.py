@@ -104,6 +104,13 @@ class External:
         """The tensors that are the same ones each time."""
         return [t for t, state in zip(self.tensors, self.is_state) if state]
 
+    def refresh(self) -> None:
+        """What they are now is what the trace has met."""
+        self.nodes = [NOBODY if t is NOBODY else t.uop for t in self.tensors]
+        for n, (ref, _) in list(self.released.items()):
+            if (t := ref()) is not None:
+                self.released[n] = ref, weakref.ref(t.uop)
+
     def written(self) -> tuple[int, ...]:
         """Numbers of the tensors that calls have written to, which are state from now on; -1 where it is none of
         them."""

@@ -171,7 +171,7 @@ class TraceValues:
     def renew(self, t: Tensor, promise: DeferredTensor) -> None:
         """`t`, which was another value, is what was promised."""
         d = t.__dict__
-        for name in ("uop", "_stored"):
+        for name in ("uop", "_stored", "_is_part"):
             d.pop(name, None)
         d |= {k: promise.__dict__[k] for k in ("_leaf", "_storage", "_device", "_trace", "_spec")}
         t.__class__ = DeferredTensor

@@ -23,6 +23,7 @@ from manygrad.tensor.uop.views import memory
 
 OPTIMIZERS: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # each one's own number
 _numbers = itertools.count(1)
+FLOWS_ON = "a gradient flows on from values that live on after the step"
 MOST_UNREAD = 16  # values of a trace; then a read stores what lives on, which has no gradient afterwards
 REPLAY, RECORD = range(2)  # as `Engine.agree` has it
 Gradients = Sequence[tuple[Tensor, Any]]  # parameters, each with its gradient, a value of the trace
@@ -53,7 +54,7 @@ def end_with_step(
     except UnknownArgument as e:
         trace.is_off, trace.why = True, f"a gradient: {e}"
     grads = [(p, g) for p in params if (g := p._grad) is not None and trace.has(g)]
-    done = False
+    done = goes_on = False
     try:
         if may_be_replayed(trace, is_step=True):
             with LOCK:
@@ -61,11 +62,12 @@ def end_with_step(
                     k[: len(what)] == tuple(what) and e.replay is not None for k, e in trace.node.endings.items()
                 ):
                     trace.inside(prepare, (), {})  # (what it changes, and was put off to be read, is made before)
-                done = all_as_one(trace, tuple(what), step, grads, memories())
+                done, goes_on = all_as_one(trace, tuple(what), step, grads, memories())
         if not done:
             give_up(trace, "the step of an optimiser")
     finally:
-        begin(trace.tree)
+        if not goes_on:
+            begin(trace.tree)
     if not done:
         since = engine().communicated()
         trace.inside(step, (), {})
@@ -73,6 +75,15 @@ def end_with_step(
         # (as a replay does: what lives on lazily would keep the next step from being one)
         if carried := [t for _, t in trace.values.living() if is_carried(t)]:
             engine().realize(carried)
+    _note_parts(params)
+
+
+def _note_parts(params: Sequence[Tensor]) -> None:
+    """After a step gradients are parts of one memory, each another one."""
+    for p in params:
+        g = p._grad
+        if type(g) is Tensor and g.uop.op is not Ops.BUFFER:
+            g.__dict__["_is_part"] = True
 
 
 def settings(optimizer: Any) -> list[Any]:
@@ -90,23 +101,55 @@ def all_as_one(
     step: Callable[[], Any] | None = None,
     grads: Gradients = (),
     memories: Sequence[Tensor] = (),
-) -> bool:
-    """Whether all calls are made, and then an optimiser's step, by a replay or a recording."""
+) -> tuple[bool, bool]:
+    """(whether all calls are made, and then an optimiser's step, by a replay or a recording; whether the trace goes
+    on)"""
     living = trace.values.living()
     numbers = [n for n, _ in living]
     ending = THREAD.ending = trace.node.ending((*what, tuple(numbers)))
     if not trace.is_following or not (trace.put_off or step):
         trace.why = trace.why or ending.plain
-        return False
+        return False, False
     trace.check()
+    if ending.plain == FLOWS_ON and step is not None:
+        return step_and_go_on(trace, (*what, tuple(numbers)), step, grads, memories, sorted(ending.flowing or ()))
     if not may_replay(trace, ending, writes=True, memories=memories):
-        return False
+        return False, False
 
     out = computed(trace, ending, trace.put_off, step, numbers, writes=True, grads=grads)
     for (_, t), now in zip(living, out):
         settle(t, now)
     trace.is_done()
-    return True
+    return True, False
+
+
+def step_and_go_on(
+    trace: Trace,
+    what: Key,
+    step: Callable[[], Any],
+    grads: Gradients,
+    memories: Sequence[Tensor],
+    kept: list[int],
+) -> tuple[bool, bool]:
+    """A step after which gradients may flow through values that live on, `kept`: those that another model made (both
+    halves of a GAN), say. They are graphs from then on, as after calls that write and are read."""
+    living = trace.values.living()
+    numbers = [n for n, _ in living]
+    storages = [trace.values.storages[n] for n in kept]
+    given = {n for c in trace.put_off for n in c.gives()}
+    if not given.issuperset(numbers) or len({*storages}) != len(storages):
+        trace.why = FLOWS_ON
+        return False, False
+    key = ("step and on", *what, *kept)
+    ending = THREAD.ending = trace.node.ending(key)
+    if not may_replay(trace, ending, writes=True, memories=memories):
+        return False, False
+    inputs = inputs_of(trace)
+    out = computed(trace, ending, trace.put_off, step, numbers, writes=True, kept=kept, grads=grads)
+    assert ending.kept is not None
+    trace.is_done()
+    resume(trace, key, ending, inputs, dict(zip(ending.kept.stored, out)), living, [])
+    return True, True
 
 
 # *** values that are read ***
@@ -131,7 +174,7 @@ def read_as_one(trace: Trace, numbers: Sequence[int]) -> tuple[bool, bool]:
     """(whether the values are there, whether the trace goes on)"""
     if trace.writes and trace.is_following:  # (and a read sees what was written)
         if writes_leaves(trace):
-            return all_as_one(trace, ("all",)), False
+            return all_as_one(trace, ("all",))
         return read_and_write(trace, numbers)
     living = trace.values.living()
     if not trace.put_off or not trace.is_following:
@@ -231,7 +274,7 @@ def read_and_write(trace: Trace, numbers: Sequence[int]) -> tuple[bool, bool]:
     if not may_replay(trace, ending, writes=True):
         return False, False
 
-    inputs = trace.external.inputs()
+    inputs = inputs_of(trace)
     out = computed(trace, ending, calls, None, numbers, writes=True, kept=kept)
     assert ending.kept is not None
     read = dict(zip(ending.kept.stored, out))
@@ -240,15 +283,28 @@ def read_and_write(trace: Trace, numbers: Sequence[int]) -> tuple[bool, bool]:
         for n, t in living:
             settle(t, read[n])
         return True, False
+    resume(trace, key, ending, inputs, read, living, later)
+    return True, True
+
+
+def resume(
+    trace: Trace,
+    key: Key,
+    ending: TraceEnding,
+    inputs: Sequence[Tensor],
+    read: dict[int, Tensor],
+    living: Sequence[tuple[int, Tensor]],
+    later: Sequence[PutOff],
+) -> None:
+    """The trace goes on after calls that are not made again; these values are stored, `later` calls are put off."""
+    assert ending.kept is not None
     settle_read(trace, read, living, ending.flowing)
-    x = trace.external
-    x.nodes = [t.uop for t in x.tensors]  # (what was written is another node where it was not in memory)
+    trace.external.refresh()  # (what was written is another node where it was not in memory)
     values = Read(read, ending.flowing)
     trace.put_off = [Resumed(ending.kept, inputs, values), values, *later]
     PUT_OFF[trace.serial] = trace
     memory_read = [(u.shape, u.dtype) for u in ending.kept.results]
     go_on(trace, (*key, *ending.kept.stored, *memory_read))
-    return True, True
 
 
 def parts(trace: Trace, at: int, living: Sequence[tuple[int, Tensor]]) -> tuple[list[PutOff], list[PutOff], list[int]]:
@@ -370,9 +426,7 @@ def computed(
     if writes:
         flush_others(trace)
     THREAD.ending, since = None, engine().communicated()
-    inputs = trace.external.inputs()
-    if trace.has_read:
-        inputs += [t for call in trace.put_off if type(call) is Read for t in call.memories.values()]
+    inputs = inputs_of(trace)
     making = Making(trace.external)
     lazy: list[Tensor] = []
     of_params = [(p, g._value[1]) for p, g in grads]
@@ -425,6 +479,17 @@ def computed(
     return out
 
 
+def inputs_of(trace: Trace) -> list[Tensor]:
+    """What may be others each time: tensors from before the trace, memory of what was read, and what values that live
+    on stand on."""
+    found = {id(t): t for t in trace.external.inputs()}
+    for call in trace.put_off if trace.has_read else ():
+        if type(call) is not DeferredCall:
+            more = call.memories.values() if type(call) is Read else call.inputs
+            found |= {id(t): t for t in more if id(t) not in found}
+    return list(found.values())
+
+
 def note_recorded(
     ending: TraceEnding,
     made: MadeCalls,
@@ -447,7 +512,7 @@ def note_recorded(
         if not made.lasts:
             ending.plain = "a value that lives on stands on what is overwritten, or on memory of the calls"
     elif writes and ending.flowing:
-        ending.plain = "a gradient flows on from values that live on after the step"
+        ending.plain = FLOWS_ON
     ending.replay = None if ending.plain else made.replay
 
 

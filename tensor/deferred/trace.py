@@ -33,7 +33,7 @@ from manygrad.tensor.ops.random import drawing_as, thread_of_draws
 from manygrad.tensor.source import user_line, user_place
 from manygrad.tensor.storage import LIVE, MOVES, before_change, is_stored, sharing
 from manygrad.tensor.tensor import Tensor, _training
-from manygrad.tensor.uop import Ops
+from manygrad.tensor.uop import Ops, UOp
 from manygrad.tensor.uop.views import memory
 
 CONSTANT = frozenset({"full", "ones", "zeros"})  # what they give is one number in all places
@@ -60,6 +60,7 @@ class Trace:
         self.values = TraceValues(self.serial)
         self.writes = False  # something that is put off
         self.has_gradients = False  # since something was read last
+        self.wholes: dict[UOp, Tensor] = {}  # memory of gradients from before that are added to
         self.has_read = False  # values, and goes on
         self.is_busy = False  # making what was put off
         self.why = ""  # what it comes to is not replayed, in words
@@ -290,14 +291,31 @@ class Trace:
 
     def accumulate(self, fn: Callable[[Tensor, Tensor], None], held: Tensor, new: Tensor) -> None:
         """`held += new`, of gradients."""
-        x = held if self.has(held) else as_input(held)
-        if x is None or not self.has(new) or self.is_shared(held):
+        shared = not self.has(new) or self.is_shared(held)
+        x = None if shared else held if self.has(held) else self.as_input(held)
+        if x is None:
             self.flush("a gradient is added to one that others read, or that is none of this step's values")
             self.is_off = True
             return self.inside(fn, (held, new), {})
         total = self.call(summed, (x, new), {})
         del x
         self.become(held, total)
+
+    def as_input(self, held: Tensor) -> Tensor | None:
+        """Another tensor of the same value, which is from before the trace, or, as gradients are after a step, a part
+        of what is; None where it is not in memory."""
+        u, steps = held.uop, list[Any]()
+        while u.op in (Ops.RESHAPE, Ops.SHRINK, Ops.PERMUTE, Ops.DETACH):
+            steps[:0] = [u.op.name, u.arg]
+            u = u.src[0]
+        if type(held) is not Tensor or u.op is not Ops.BUFFER:
+            return None
+        whole = self.wholes.get(u)
+        if whole is None:
+            with set_grad_enabled(True):
+                whole = self.wholes[u] = held._new(u)
+            whole.__dict__["_is_result"] = True
+        return self.call(part_of, (whole, *steps), {}) if steps else whole
 
     # *** values that are written ***
 
@@ -319,6 +337,7 @@ class Trace:
             return
         with LOCK:
             self.inside(target._overwrite, (made,), {})
+        self.external.refresh()
         if self.has(made):
             self.values.replace(made.__dict__["_value"][1], target)
         elif self.has(target):  # (the call was refused, and is none of the trace)
@@ -328,14 +347,18 @@ class Trace:
         """Whether the program has others in the memory of `t`, or calls that are put off read it as from before."""
         if self.values.is_shared(t):
             return True
-        if type(t) is not Tensor:
-            return False
+        if type(t) is DeferredTensor:
+            return t._spec.is_view
         if any(id(t) in trace.external.numbers for trace in PUT_OFF.values()):
             return True
         if not is_stored(t.uop):
             return len(sharing(t)) > 1
         base = memory(t.uop)
-        return any(memory(x.uop) is base and x is not t and "_is_result" not in x.__dict__ for x in LIVE)
+        apart = "_is_part" if "_is_part" in t.__dict__ else "_is_result"
+        return any(
+            memory(x.uop) is base and x is not t and "_is_result" not in x.__dict__ and apart not in x.__dict__
+            for x in LIVE
+        )
 
     # *** making what was put off ***
 
@@ -426,14 +449,12 @@ def note_communication(since: int) -> None:
         engine().note_loop()
 
 
-def as_input(held: Tensor) -> Tensor | None:
-    """Another tensor of the same value, from before the trace; None where `held` is not in memory."""
-    if type(held) is not Tensor or held.uop.op is not Ops.BUFFER:
-        return None
-    with set_grad_enabled(True):
-        x = held._new(held.uop)
-    x.__dict__["_is_result"] = True
-    return x
+def part_of(whole: Tensor, *steps: Any) -> Tensor:
+    """A view of it: names of movements, each with what it is made with."""
+    u = whole.uop
+    for name, arg in zip(steps[::2], steps[1::2]):
+        u = UOp(Ops[name], u.dtype, (u,), arg)
+    return whole._new(u)
 
 
 def summed(held: Tensor, new: Tensor) -> Tensor:

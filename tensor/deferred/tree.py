@@ -23,6 +23,7 @@ from manygrad.tensor.deferred.ranks import digest_of, place_of
 from manygrad.tensor.dtype import DType
 from manygrad.tensor.engine import engine
 from manygrad.tensor.ops.random import places_of_draws
+from manygrad.tensor.storage import is_stored
 from manygrad.tensor.tensor import Tensor
 from manygrad.tensor.uop import UOp
 
@@ -50,12 +51,13 @@ class TraceReplay(Protocol):
 class Spec:
     """A tensor that a call makes: enough to answer what a program asks of it before it is computed."""
 
-    __slots__ = ("device", "dtype", "home", "requires_grad", "shape", "storage")
+    __slots__ = ("device", "dtype", "home", "is_view", "requires_grad", "shape", "storage")
 
     def __init__(self, shape: tuple[int, ...], dtype: DType, device: Where | None, home: Where) -> None:
         """`device`: None of constants; `home`: where those live."""
         self.shape, self.dtype, self.device, self.home = shape, dtype, device, home
         self.requires_grad: bool | None = None  # nobody has asked yet
+        self.is_view = False  # of memory from before
         self.storage = -1  # the number of the first value that is one storage with it; -1: itself
 
     @staticmethod
@@ -67,7 +69,9 @@ class Spec:
         is_plain = type(t) is Tensor and all(type(d) is int for d in u.shape)
         if not is_plain or not engine().follows(u.device) or not engine().follows(t._device):
             return None
-        return Spec(u.shape, u.dtype, u.device, t._device)
+        found = Spec(u.shape, u.dtype, u.device, t._device)
+        found.is_view = is_stored(u)
+        return found
 
 
 class KeptGraphs(NamedTuple):

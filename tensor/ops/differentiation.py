@@ -93,6 +93,7 @@ class DifferentiationMixin:
             self._leaf = next(_leaves)
             uop = UOp(Ops.CONTIGUOUS, uop.dtype, (uop,), self._leaf)
         self.uop, self._storage = uop, storage
+        self.__dict__.pop("_is_part", None)  # (tensor/deferred/endings.py)
         LIVE.renew(self)
         TRAINED.renew(self)
 

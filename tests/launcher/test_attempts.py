@@ -143,11 +143,16 @@ def worker(run: Any, rank: int) -> psutil.Process:
     raise AssertionError(f"no rank {rank}")
 
 
+def wait_until_all_can_save(run: Any) -> None:
+    for rank in (0, 1):
+        run.wait_for_log(rank, "begins at 0")
+    time.sleep(2.0)  # (a heartbeat tells)
+
+
 def test_sigterm_saves_first_and_the_next_run_goes_on(launcher: Launcher, left_behind: Left) -> None:
     text = script(steps=120, pause=0.05).replace("every=1,", "every=1000,")
     run = launcher(text, "--nodes", "2", "--grace", "20", "--max-restarts", "3", real_endpoint=True)
-    run.wait_for_log(0, "begins at 0")
-    time.sleep(2.0)  # (a heartbeat tells that they can save)
+    wait_until_all_can_save(run)
     os.kill(run.process.pid, signal.SIGTERM)
     run.wait()
     assert run.code == 143 and len(run.report["attempts"]) == 1, run.err
@@ -162,8 +167,7 @@ def test_a_worker_that_gets_sigterm_is_replaced(launcher: Launcher, left_behind:
     """It does not count as a failure."""
     text = script(steps=120, pause=0.05).replace("every=1,", "every=1000,")
     run = launcher(text, "--nodes", "2", "--grace", "20", "--max-restarts", "1", real_endpoint=True)
-    run.wait_for_log(1, "begins at 0")
-    time.sleep(2.0)  # (a heartbeat tells that they can save)
+    wait_until_all_can_save(run)
     worker(run, 1).terminate()
     run.wait()
     assert run.code == 0, run.err
@@ -176,9 +180,7 @@ def test_a_worker_that_gets_sigterm_is_replaced(launcher: Launcher, left_behind:
 def test_what_cannot_be_saved_in_time_is_not(launcher: Launcher, left_behind: Left) -> None:
     """Steps of five seconds, and two of grace."""
     run = launcher(script(steps=40, pause=5.0), "--nodes", "2", real_endpoint=True)
-    run.wait_for_log(0, "begins at 0")
-    run.wait_for_log(1, "begins at 0")
-    time.sleep(2.0)  # (a heartbeat tells that they can save)
+    wait_until_all_can_save(run)
     began = time.monotonic()
     os.kill(run.process.pid, signal.SIGTERM)
     run.wait()

@@ -11,7 +11,7 @@ import pytest
 from manygrad import Context, Tensor, nn
 from manygrad.nn import functional as F
 from manygrad.tensor.environment import FOLLOW
-from tests.tensor.following.loops import LAYERS, Counts, Training, array, same
+from tests.tensor.following.loops import LAYERS, Counts, Training, array, close, same
 
 pytestmark = pytest.mark.skipif(not FOLLOW, reason="FOLLOW=0: no call is put off")
 
@@ -101,6 +101,7 @@ def test_a_value_that_two_optimisers_train_from(name: str, read: bool) -> None:
         judge = nn.Sequential(nn.Linear(3, 4), *LAYERS["plain"](), nn.Linear(4, 1))
         learns = nn.optim.SGD(judge.parameters(), lr=0.1)
         loop, found = Training(*LAYERS[name]()), []
+        loop.optimizer.param_groups[0]["eps"] = 1e-3  # (a bias before batch norm has no gradient but rounding)
         for i in range(9):
             fake = loop.model(Tensor(array(5, 4, seed=i)))
             if read:
@@ -118,7 +119,7 @@ def test_a_value_that_two_optimisers_train_from(name: str, read: bool) -> None:
             loop.optimizer.step()
         return found
 
-    same(run)
+    (close if name == "batch norm" else same)(run)
 
 
 def test_losses_of_several_batches_that_are_read_before_their_backward() -> None:
