@@ -106,10 +106,12 @@ class External:
 
     def refresh(self) -> None:
         """What they are now is what the trace has met."""
-        self.nodes = [NOBODY if t is NOBODY else t.uop for t in self.tensors]
+        for n, t in enumerate(self.tensors):
+            if t is not NOBODY:
+                self.nodes[n] = t.uop
         for n, (ref, _) in list(self.released.items()):
-            if (t := ref()) is not None:
-                self.released[n] = ref, weakref.ref(t.uop)
+            if (x := ref()) is not None:
+                self.released[n] = ref, weakref.ref(x.uop)
 
     def written(self) -> tuple[int, ...]:
         """Numbers of the tensors that calls have written to, which are state from now on; -1 where it is none of

@@ -484,8 +484,8 @@ def inputs_of(trace: Trace) -> list[Tensor]:
     on stand on."""
     found = {id(t): t for t in trace.external.inputs()}
     for call in trace.put_off if trace.has_read else ():
-        if type(call) is not DeferredCall:
-            more = call.memories.values() if type(call) is Read else call.inputs
+        if not isinstance(call, DeferredCall):
+            more = call.memories.values() if isinstance(call, Read) else call.inputs
             found |= {id(t): t for t in more if id(t) not in found}
     return list(found.values())
 
