@@ -8,6 +8,7 @@ from typing import Any
 
 from manygrad.tensor.dtype import DType
 from manygrad.tensor.engine import engine
+from manygrad.tensor.grad_mode import set_grad_enabled
 from manygrad.tensor.storage import is_stored
 from manygrad.tensor.stored import HISTORY
 from manygrad.tensor.tensor import Tensor
@@ -45,7 +46,7 @@ class External:
     """The tensors of a trace that were there before it, each with its node when the trace met it. (Of one that is let
     go, `NOBODY` stands there.)"""
 
-    __slots__ = ("is_state", "nodes", "numbers", "released", "tensors")
+    __slots__ = ("is_state", "nodes", "numbers", "released", "tensors", "wholes")
 
     def __init__(self) -> None:
         self.numbers: dict[int, int] = {}  # by the id of the tensor
@@ -54,6 +55,7 @@ class External:
         self.tensors: list[Tensor] = []
         self.nodes: list[UOp] = []
         self.is_state: list[bool] = []
+        self.wholes: dict[UOp, Tensor] = {}
 
     def told(self, x: Tensor, sig: list[Any]) -> Tensor:
         """Appends what a key says of `x`."""
@@ -87,6 +89,14 @@ class External:
         self.nodes.append(u)
         self.is_state.append(state)
         return x
+
+    def whole(self, u: UOp, like: Tensor) -> Tensor:
+        """A tensor of this memory, the same one each time: of gradients from before that are added to."""
+        if u not in self.wholes:
+            with set_grad_enabled(True):
+                self.wholes[u] = like._new(u)
+            self.wholes[u].__dict__["_is_result"] = True
+        return self.wholes[u]
 
     def tensor(self, number: int) -> Tensor:
         """One of them, which the program has."""

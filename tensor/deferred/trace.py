@@ -27,7 +27,7 @@ from manygrad.tensor.deferred.varying import has_new_number, tell, with_input
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.engine import engine
 from manygrad.tensor.environment import overridden
-from manygrad.tensor.grad_mode import is_grad_enabled, set_grad_enabled
+from manygrad.tensor.grad_mode import is_grad_enabled
 from manygrad.tensor.lock import LOCK
 from manygrad.tensor.ops.random import drawing_as, thread_of_draws
 from manygrad.tensor.source import user_line, user_place
@@ -60,7 +60,6 @@ class Trace:
         self.values = TraceValues(self.serial)
         self.writes = False  # something that is put off
         self.has_gradients = False  # since something was read last
-        self.wholes: dict[UOp, Tensor] = {}  # memory of gradients from before that are added to
         self.has_read = False  # values, and goes on
         self.is_busy = False  # making what was put off
         self.why = ""  # what it comes to is not replayed, in words
@@ -310,11 +309,7 @@ class Trace:
             u = u.src[0]
         if type(held) is not Tensor or u.op is not Ops.BUFFER:
             return None
-        whole = self.wholes.get(u)
-        if whole is None:
-            with set_grad_enabled(True):
-                whole = self.wholes[u] = held._new(u)
-            whole.__dict__["_is_result"] = True
+        whole = self.external.whole(u, held)
         return self.call(part_of, (whole, *steps), {}) if steps else whole
 
     # *** values that are written ***
