@@ -12,6 +12,7 @@ from manygrad.tensor.changes import CHANGES
 from manygrad.tensor.gradient import carries, compute_gradients, hooked, with_history
 from manygrad.tensor.hooks import RemovableHandle
 from manygrad.tensor.lock import locked
+from manygrad.tensor.source import LINE
 from manygrad.tensor.storage import LIVE, MOVES, TRAINED, Storage, about_to_change, is_stored
 from manygrad.tensor.stored import HISTORY, SOURCES
 from manygrad.tensor.uop import Ops, UOp
@@ -203,7 +204,12 @@ class DifferentiationMixin:
             root, self._start(gradient), {now[t.uop] for t in reached}, stored, {t.uop for t in trained}, hooks
         )
         found = [(t, g) for t in reached if (g := grads.get(now[t.uop])) is not None]
-        return [(t, t._new(g) if create_graph else t._new(g).detach()) for t, g in found]
+        if create_graph:
+            return [(t, t._new(g)) for t, g in found]
+        made = [(t, t._new(g).detach()) for t, g in found]
+        for (_, new), (_, g) in zip(made, found):
+            LINE[new.uop] = LINE.get(g) or "?"  # (the user's line that it is the gradient of)
+        return made
 
     def _add_gradient(self: Tensor, new: Tensor) -> None:
         """What backward() has made for this leaf, by way of its hooks."""

@@ -36,13 +36,14 @@ WHY = {
     "nothing": ({}, 0, ""),
     "a read": ({"read": "loss.item()"}, 0, ""),
     "reads with dropout": ({"before": "out.sum().item()", "read": "loss.item()", "layer": "Dropout(0.1)"}, 0, ""),
-    "a hook": ({"read": "model[0].weight.register_hook(lambda g: g)"}, 15, "a tensor has a hook"),
+    "a hook": ({"read": "model[0].weight.register_hook(lambda g: g)"}, 0, ""),
+    "a hook of a value": ({"before": "out.register_hook(lambda g: g)"}, 12, "a hook is registered"),
     "an array": (
         {"before": "out = out[np.arange(5)]"},
         12,
         "`__getitem__` cannot be put off: an argument is a ndarray",
     ),
-    "a gradient": ({"after": "model[0].weight.grad.numpy()"}, 16, "a gradient, or what depends on any call, is read"),
+    "a gradient": ({"after": "model[0].weight.grad.numpy()"}, 0, ""),
     "a graph": ({"read": "loss.uop"}, 14, "what a tensor is made of is asked for"),
     "a context": ({"before": "with Context(SEED=0): out = out * 2"}, 12, "it is called inside of a Context"),
 }
