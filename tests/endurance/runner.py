@@ -69,17 +69,6 @@ class Counts:
 
 
 @contextmanager
-def objects_of_its_own() -> Iterator[None]:
-    """Objects that there are already are not looked at again inside: millions, in a process of many tests."""
-    gc.collect()
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
-
-
-@contextmanager
 def counted_kernels() -> Iterator[list[str]]:
     """The names of kernels that are made inside."""
     made: list[str] = []
@@ -105,8 +94,7 @@ def run(idiom: Idiom, steps: int, how: AbstractContextManager[Any], counted: boo
     found: list[Counts] = []
     marks = (steps // 5, 3 * steps // 5, steps, 2 * steps) if counted else (steps,)
     took_s = 0.0
-    own = objects_of_its_own() if counted else nullcontext()
-    with own, counted_kernels() as kernels, how, closing(idiom.loop()) as loop:  # type: ignore[type-var]
+    with counted_kernels() as kernels, how, closing(idiom.loop()) as loop:  # type: ignore[type-var]
         for i in range(1, marks[-1] + 1):
             since = time.process_time()
             value = next(loop)
