@@ -44,7 +44,7 @@ STARTS_PROCESSES = (
 )
 # nothing begins shortly before the end that takes minutes
 LONGEST = (
-    *("tensor/test_ops", "nn/test_every_layer", "fuzz", "cuda", "runtime/devices/test_conformance"),
+    *("endurance", "tensor/test_ops", "nn/test_every_layer", "fuzz", "cuda", "runtime/devices/test_conformance"),
     *("end_to_end/llm", "tensor/test_aliasing"),
 )
 
