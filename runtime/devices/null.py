@@ -33,9 +33,10 @@ def copyout(data: memoryview, handle: Any) -> None:
     data.cast("B")[:] = bytes(data.nbytes)
 
 
+HANDLE = object()  # (None would be memory that is not allocated yet, to be allocated and counted at each use)
 MEMORY = Allocator(
-    alloc=lambda nbytes: None,
-    view=lambda handle, offset_bytes, nbytes: None,
+    alloc=lambda nbytes: HANDLE,
+    view=lambda handle, offset_bytes, nbytes: HANDLE,
     copyin=lambda handle, data: None,
     copyout=copyout,
 )

@@ -173,12 +173,15 @@ def test_a_gradient_goes_back_to_where_the_parameter_is() -> None:
     assert w.grad is not None and w.grad.device == "CPU:1" and w.grad.tolist() == [3.0, 3.0]
 
 
-def test_memory_is_counted_where_it_is(no_collection: None) -> None:
-    before = get_device("CPU:5").allocated, get_device("CPU").allocated
-    t = ones(1 << 16, device="CPU:5")
+@pytest.mark.parametrize("device", ["CPU:5", "PYTHON:5", "NULL:5"])
+def test_memory_is_counted_where_it_is(device: str, no_collection: None) -> None:
+    before = get_device(device).allocated, get_device("CPU").allocated
+    t = ones(1 << 16, device=device)
     u = (t + 1).realize()
-    assert get_device("CPU:5").allocated - before[0] == 2 << 18 and get_device("CPU").allocated == before[1]
+    assert u.numpy().shape == t.numpy().shape  # (what is read is not allocated once more)
+    assert get_device(device).allocated - before[0] == 2 << 18 and get_device("CPU").allocated == before[1]
     del t, u
+    assert get_device(device).allocated == before[0]
 
 
 # *** what it tells ***
