@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from itertools import takewhile
-from threading import Lock, get_ident
+from threading import Lock, get_ident, local
 from typing import TYPE_CHECKING
 
 from manygrad.tensor import grad_mode
@@ -111,10 +111,21 @@ class PendingSet(TensorSet):
     def __init__(self) -> None:
         super().__init__()
         self._threads: dict[int, int] = {}
+        self._acting = local()
 
     def add(self, t: Tensor) -> None:
-        self._threads[id(t)] = get_ident()
+        self._threads[id(t)] = getattr(self._acting, "for_thread", None) or get_ident()
         super().add(t)
+
+    @contextmanager
+    def of(self, thread: int) -> Iterator[None]:
+        """What this thread assigns inside is that thread's assignment: it had put it off."""
+        before = getattr(self._acting, "for_thread", None)
+        self._acting.for_thread = thread
+        try:
+            yield
+        finally:
+            self._acting.for_thread = before
 
     def mine(self) -> list[Tensor]:
         if not self._refs:

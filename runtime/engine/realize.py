@@ -199,7 +199,8 @@ class RealizeEngine:
         waiting = self._waiting(tensors) if pending else []
         if all(t.uop.op is Ops.BUFFER for t in (*waiting, *tensors)):
             return
-        if flush_trace() and pending:
+        # (a step that is followed without being run computes nothing: what others have put off stays so)
+        if not any(r.is_dry for r in capture) and flush_trace() and pending:
             waiting = self._waiting(tensors)
         MOVES.computed += 1
         refuse_traced(tensors)

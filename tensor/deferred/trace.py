@@ -13,9 +13,9 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Callable, Sequence
-from threading import RLock, local
+from threading import RLock, get_ident, local
 from types import CodeType
-from typing import Any
+from typing import Any, NamedTuple
 
 from manygrad.tensor.autocast import as_given
 from manygrad.tensor.deferred.arguments import CONSTANTS, External, UnknownArgument, Value, most_carried, nbytes, told
@@ -31,7 +31,7 @@ from manygrad.tensor.grad_mode import is_grad_enabled
 from manygrad.tensor.lock import LOCK
 from manygrad.tensor.ops.random import drawing_as, thread_of_draws
 from manygrad.tensor.source import user_line, user_place
-from manygrad.tensor.storage import LIVE, MOVES, before_change, is_stored, sharing
+from manygrad.tensor.storage import LIVE, MOVES, PENDING, before_change, is_stored, sharing
 from manygrad.tensor.tensor import Tensor, _training
 from manygrad.tensor.uop import Ops, UOp
 from manygrad.tensor.uop.views import memory
@@ -44,13 +44,20 @@ PUT_OFF: weakref.WeakValueDictionary[int, Trace] = weakref.WeakValueDictionary()
 WRITING: weakref.WeakValueDictionary[int, Trace] = weakref.WeakValueDictionary()  # those that will write
 
 
+class Maker(NamedTuple):
+    """Whose calls they are, whoever makes them: a thread, and the state of its draws."""
+
+    thread: int
+    draws: dict[str, Any]
+
+
 class Trace:
     """A thread's calls since the last ending."""
 
     def __init__(self, tree: TraceTree) -> None:
         self.tree = tree
         self.lock = RLock()  # held while `put_off` changes
-        self.draws = thread_of_draws()
+        self.maker = Maker(get_ident(), thread_of_draws())
         self.serial = next(_serials)
         self.node = tree.root
         self.is_following = True  # all calls so far are put off
@@ -369,7 +376,7 @@ class Trace:
             self.check()
             making = Making(self.external, self.values)
             try:
-                with making_calls(self), drawing_as(self.draws):
+                with making_calls(self), drawing_as(self.maker.draws), PENDING.of(self.maker.thread):
                     making.make(self.put_off)
             except BaseException as error:
                 self.lose(making.values, error)

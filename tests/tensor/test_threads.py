@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 
 import numpy as np
+import pytest
 
 from manygrad import Context, Tensor, TinyJit, function, is_grad_enabled, nn, no_grad
 from manygrad.nn.data import DataLoader
@@ -120,6 +121,47 @@ def test_a_capture_holds_one_threads_calls() -> None:
         other.join()
     # its kernels take a microsecond: were Python's lock free so long only, we would wait for it for seconds
     assert 0 < len(ran) < 10_000
+
+
+@pytest.mark.parametrize("call", [0, 1, 2], ids=["first", "captured", "followed"])
+def test_a_capture_does_not_make_what_another_thread_has_put_off(call: int) -> None:
+    """An assignment of a loop that is replayed, put off while a step is recorded, or followed without being run."""
+    ready, go, put_off, end = (threading.Event() for _ in range(4))
+    values: list[object] = []
+    calls: list[int] = []
+
+    def busy() -> None:
+        x = Tensor(np.ones(4)).realize()
+        for i in range(8):
+            if i == 7:
+                ready.set()
+                values.append(go.wait(20))
+            x.assign(x + 1)
+            if i == 7:
+                put_off.set()
+                end.wait(20)
+            x.realize()
+        values.append(x.tolist())
+
+    def step(t: Tensor) -> Tensor:
+        if len(calls) == call:
+            go.set()
+            assert put_off.wait(20)
+        calls.append(1)
+        return (t * 2).contiguous() + 1
+
+    other = threading.Thread(target=busy)
+    other.start()
+    try:
+        assert ready.wait(20)
+        captured = TinyJit(step)
+        for i in range(5):
+            assert captured(Tensor([float(i)]).realize()).item() == 2 * i + 1
+        assert sum(len(getattr(i, "items", [i])) for i in captured.captured.items) == 2
+    finally:
+        end.set()
+        other.join()
+    assert values == [True, [9.0] * 4]
 
 
 def test_an_argument_of_a_trace_is_what_it_was_to_other_threads() -> None:
