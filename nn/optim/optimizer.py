@@ -229,11 +229,11 @@ class Optimizer:
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One update; returns what `closure` (which computes the loss again and calls backward) returned."""
         engine().begin_update()
-        if closure is None and is_own(type(self)):
-            step_of_trace(self, self._prepare, self._make_step, self.params, self._memories)
-            return None
         loss = None if closure is None else closure()
-        self._make_step()
+        if is_own(type(self)):
+            step_of_trace(self, self._prepare, self._make_step, self.params, self._memories)
+        else:
+            self._make_step()
         return loss
 
     def _memories(self) -> list[Tensor]:

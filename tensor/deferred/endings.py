@@ -24,6 +24,7 @@ from manygrad.tensor.uop.views import memory
 OPTIMIZERS: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # each one's own number
 _numbers = itertools.count(1)
 FLOWS_ON = "a gradient flows on from values that live on after the step"
+MOST_UNWRITTEN = 256  # calls of a trace that writes; then a read makes them, whatever it reads
 MOST_UNREAD = 16  # values of a trace; then a read stores what lives on, which has no gradient afterwards
 REPLAY, RECORD = range(2)  # as `Engine.agree` has it
 Gradients = Sequence[tuple[Tensor, Any]]  # parameters, each with its gradient, a value of the trace
@@ -317,6 +318,18 @@ def parts(trace: Trace, at: int, living: Sequence[tuple[int, Tensor]]) -> tuple[
 def is_read(t: Tensor) -> bool:
     """Whether a living value is in memory, because it has been read."""
     return "_stored" in t.__dict__ or (type(t) is Tensor and t.uop.op is Ops.BUFFER)
+
+
+def may_read_written(trace: Trace, tensors: Sequence[Tensor]) -> bool:
+    """Whether any of these, which are in memory, may be written by a call that is put off. (The mean of weights over
+    steps does not have to be there before the loss of the last step is printed.)"""
+    if len(trace.put_off) > MOST_UNWRITTEN:
+        return True
+    written = {n for c in trace.put_off if type(c) is DeferredCall for n in c.node.writes}
+    if -1 in written:
+        return True
+    memories = {memory(trace.external.nodes[n]) for n in written}
+    return any(memory(t.__dict__.get("_stored", t).uop) in memories for t in tensors)
 
 
 def writes_leaves(trace: Trace) -> bool:

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable
 from typing import Any, TypeVar, cast
 
 from manygrad.tensor.autocast import autocast_dtype, converted
-from manygrad.tensor.deferred.endings import end_with_read, is_read
-from manygrad.tensor.deferred.trace import THREAD, WRITING, begin, flush_writers, note_communication
+from manygrad.tensor.deferred.endings import end_with_read, is_read, may_read_written
+from manygrad.tensor.deferred.trace import THREAD, WRITING, begin, flush_writers, note_communication, summed, zeros
 from manygrad.tensor.engine import engine
 from manygrad.tensor.environment import FOLLOW
 from manygrad.tensor.lock import LOCK
@@ -53,7 +53,8 @@ def install() -> None:
     if not FOLLOW:
         return
     DifferentiationMixin._leaf_gradients = _gradients(DifferentiationMixin._leaf_gradients)  # type: ignore[method-assign]
-    DifferentiationMixin._accumulate = _accumulate(DifferentiationMixin._accumulate)  # type: ignore[method-assign]
+    DifferentiationMixin._accumulate = _changes(DifferentiationMixin._accumulate, summed)  # type: ignore[method-assign]
+    DifferentiationMixin._clear = _changes(DifferentiationMixin._clear, zeros)  # type: ignore[method-assign]
 
 
 def deferrable(fn: F) -> F:
@@ -97,15 +98,17 @@ def _gradients(fn: Callable[..., Any]) -> Callable[..., Any]:
     return leaf_gradients
 
 
-def _accumulate(fn: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(fn)
-    def accumulate(held: Tensor, new: Tensor) -> None:
-        if THREAD.is_inside or THREAD.trace.is_off:
-            fn(held, new)
-        else:
-            THREAD.trace.accumulate(fn, held, new)
+def _changes(fn: Callable[..., Any], value: Callable[..., Tensor]) -> Callable[..., Any]:
+    """`fn`, which changes a gradient in place to what `value` gives of it."""
 
-    return accumulate
+    @functools.wraps(fn)
+    def change(held: Tensor, *new: Tensor) -> None:
+        if THREAD.is_inside or THREAD.trace.is_off:
+            fn(held, *new)
+        else:
+            THREAD.trace.change_gradient(fn, value, held, *new)
+
+    return change
 
 
 def _read(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -139,7 +142,11 @@ def _have_read(tensors: list[Tensor]) -> None:
     numbers = [x.__dict__["_value"][1] for x in lazy if trace.has(x)]
     if numbers and len(numbers) == len(lazy):
         end_with_read(trace, numbers)
-    elif trace.writes or trace.is_off or any(type(x) is Tensor and x.uop.op is not Ops.BUFFER for x in tensors):
+    elif (
+        (trace.writes and may_read_written(trace, tensors))
+        or trace.is_off
+        or any(type(x) is Tensor and x.uop.op is not Ops.BUFFER for x in tensors)
+    ):
         end_with_read(trace)
 
 

@@ -295,17 +295,22 @@ class Trace:
         self._go_to(child, [made[id(self.external.tensor(i))] for i in child.gradients])
         return found
 
-    def accumulate(self, fn: Callable[[Tensor, Tensor], None], held: Tensor, new: Tensor) -> None:
-        """`held += new`, of gradients."""
-        shared = not self.has(new) or self.is_shared(held)
+    def change_gradient(
+        self, fn: Callable[..., None], value: Callable[..., Tensor], held: Tensor, *new: Tensor
+    ) -> None:
+        """`fn(held, *new)`, which changes a gradient to `value(held, *new)`."""
+        if self.has_read and not any(map(self.has, (held, *new))):
+            self.keep_unsettled()
+            return begin(self.tree).change_gradient(fn, value, held, *new)
+        shared = not all(map(self.has, new)) or self.is_shared(held)
         x = None if shared else held if self.has(held) else self.as_input(held)
         if x is None:
-            self.flush("a gradient is added to one that others read, or that is none of this step's values")
+            self.flush("a gradient is changed that others read, or that is none of this step's values")
             self.is_off = True
-            return self.inside(fn, (held, new), {})
-        total = self.call(summed, (x, new), {})
+            return self.inside(fn, (held, *new), {})
+        changed = self.call(value, (x, *new), {})
         del x
-        self.become(held, total)
+        self.become(held, changed)
 
     def as_input(self, held: Tensor) -> Tensor | None:
         """Another tensor of the same value, which is from before the trace, or, as gradients are after a step, a part
@@ -461,8 +466,16 @@ def part_of(whole: Tensor, *steps: Any) -> Tensor:
 
 def summed(held: Tensor, new: Tensor) -> Tensor:
     """A gradient and what is added to it."""
-    total = new + held
-    return total._shard_like(held) if isinstance(held.device, tuple) else total
+    return _placed(new + held, held)
+
+
+def zeros(held: Tensor) -> Tensor:
+    """In the place of a gradient."""
+    return _placed(held.zeros_like(), held)
+
+
+def _placed(changed: Tensor, held: Tensor) -> Tensor:
+    return changed._shard_like(held) if isinstance(held.device, tuple) else changed
 
 
 def flush_writers(mine: Trace) -> None:
@@ -512,4 +525,6 @@ __all__ = [
     "flush_writers",
     "making_calls",
     "note_communication",
+    "summed",
+    "zeros",
 ]

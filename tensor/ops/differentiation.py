@@ -229,6 +229,12 @@ class DifferentiationMixin:
             new + self
         )  # (a product that `new` ends with is rounded with the sum, whether self is stored or not)
 
+    @locked
+    def _clear(self: Tensor) -> None:
+        """Fills this gradient with zeros, in place."""
+        with grad_mode.no_grad():
+            self._overwrite(0.0)
+
     def gradient(self: Tensor, *targets: Tensor, gradient: Tensor | None = None) -> list[Tensor]:
         """d(self)/d(target) for each target, without touching `.grad`; zeros where nothing flows.
 
@@ -278,8 +284,7 @@ def zero_grad(t: Tensor, set_to_none: bool) -> None:
     if set_to_none or t.grad is None:
         t.grad = None
     else:
-        with grad_mode.no_grad():
-            t.grad._overwrite(0.0)
+        t.grad._clear()
 
 
 def _refuse_forgotten(root: UOp, leaves: set[UOp], others: set[UOp]) -> None:

@@ -38,10 +38,14 @@ class Accumulating(Training):
     def before_step(self) -> list[np.ndarray]:
         return []
 
+    def begin(self) -> list[np.ndarray]:
+        self.optimizer.zero_grad()
+        return []
+
     def run(self) -> list[np.ndarray]:
         found = []
         for i in range(STEPS):
-            self.optimizer.zero_grad()
+            found += self.begin()
             for part in range(self.parts):
                 loss = self.loss(self.parts * i + part)
                 loss.backward()
@@ -116,6 +120,26 @@ class Holding(Reading):
         return [self.held.numpy(), self.seen.numpy(), self.seen[:3].numpy()]
 
 
+class Zeroing(Reading):
+    """Gradients are set to zeros in place."""
+
+    def begin(self) -> list[np.ndarray]:
+        before = self.model[0].weight.grad
+        self.optimizer.zero_grad(set_to_none=False)
+        assert self.model[0].weight.grad is before
+        return []
+
+
+class ReadingZeros(Zeroing):
+    """As they are, and through a view."""
+
+    def begin(self) -> list[np.ndarray]:
+        held = self.model[0].weight.grad
+        view = None if held is None else held.view(-1)[:5]
+        super().begin()
+        return [] if held is None or view is None else [view.numpy(), held.numpy()]
+
+
 class InPlace(Reading):
     """Gradients that are averaged, decayed and clamped in place, as one does by hand."""
 
@@ -175,6 +199,8 @@ ACCUMULATING: dict[str, tuple[type[Accumulating], int, bool]] = {
     "sum of losses": (Summing, 0, True),
     "held": (Holding, 0, False),
     "in place": (InPlace, 4, False),
+    "zeros": (Zeroing, 1, False),
+    "zeros read": (ReadingZeros, 0, False),
     "hooks": (Hooked, 1, True),
     "skipped": (Skipping, 0, True),
 }

@@ -187,3 +187,36 @@ def test_noise_that_a_frame_holds_while_the_loss_is_read_before_backward(steps: 
         return [*found, *loop.state()]
 
     same(run)
+
+
+@pytest.mark.parametrize("read", ["loss", "weights", "mean", "view"])
+def test_a_mean_of_the_weights_beside(read: str, counts: Counts) -> None:
+    """It is written after the step, and what is read then is from before that, or it. Nothing else ends the step."""
+
+    def run() -> list[np.ndarray]:
+        loop, found = Training(nn.ReLU()), []
+        means = [p.detach().clone() for p in loop.model.parameters()]
+        view = means[0].view(-1) if read == "view" else means[0]
+        for i in range(12):
+            loss = loop.step(i)
+            with no_grad():
+                for mean, p in zip(means, loop.model.parameters()):
+                    mean.mul_(0.9).add_(p, alpha=0.1)
+            told = {"loss": loss, "weights": loop.model[0].weight, "mean": means[1], "view": view[2:4]}[read]
+            found.append(told.numpy())
+        return [*found, *loop.state(), *(m.numpy() for m in means)]
+
+    same(run)
+    assert read != "loss" or (counts.replays >= 6 and counts.flushes <= 3)
+
+
+def test_writes_whose_memory_nobody_reads() -> None:
+    """Something else is read in each step: what is put off does not grow with the steps."""
+    x, y = Tensor(np.zeros(4)).realize(), Tensor([1.0]).realize()
+
+    def step(i: int) -> None:
+        x.add_(1)
+        assert y.item() == 1.0
+
+    assert grown(step, 3000, few=600) == {}
+    assert x.tolist() == [3000.0] * 4

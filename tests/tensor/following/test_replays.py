@@ -177,3 +177,21 @@ def test_checkpoints_and_hooks_of_modules_are_followed(drop: bool, read: bool, c
 
     same(run)
     run(counts)
+
+
+def test_a_step_that_is_given_the_loss_as_a_closure(counts: Counts) -> None:
+    def run() -> list[np.ndarray]:
+        loop, found = Training(nn.ReLU()), []
+        for i in range(10):
+
+            def closure(i: int = i) -> Tensor:
+                loop.optimizer.zero_grad()
+                loss = F.cross_entropy(loop.model(Tensor(array(5, 4, seed=i))), Tensor(np.arange(5) % 3))
+                loss.backward()
+                return loss
+
+            found.append(loop.optimizer.step(closure).numpy())
+        return [*found, *loop.state()]
+
+    same(run)
+    assert counts.replays >= 5
