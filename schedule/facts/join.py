@@ -53,7 +53,16 @@ def _first(pad: UOp, axis: int) -> Any:
 
 def made_by_reduction(u: UOp) -> bool:
     """Whether each element of `u` takes a reduction of its own."""
-    return any(x.op is Ops.REDUCE for x in u.toposort(lambda x: x.op in _WITHIN))
+    seen, todo = {u}, [u]
+    while todo:
+        x = todo.pop()
+        if x.op is Ops.REDUCE:
+            return True
+        if x.op in _WITHIN:
+            new = [s for s in x.src if s not in seen]
+            seen.update(new)
+            todo += new
+    return False
 
 
 def store_part(target: UOp, value: UOp) -> UOp:

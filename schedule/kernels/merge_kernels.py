@@ -44,6 +44,7 @@ class Group:
     at: int
     items: list[Item]
     loops: tuple[UOp, ...] | None
+    number: int = 0  # among the open groups of these loops
     args: list[UOp] = field(default_factory=list)
     stores: list[UOp] = field(default_factory=list)  # over PARAMs numbered as in `args`
     loads: dict[UOp, set[tuple[UOp, ...]]] = field(default_factory=dict)  # buffer -> places that are read
@@ -71,12 +72,13 @@ def merge_kernels(items: list[Item]) -> list[Item]:
     groups: list[Group] = []
     group_of: dict[object, Group] = {}  # by the key of an item
     open_groups: dict[tuple[UOp, ...], list[Group]] = {}
+    writers: dict[tuple[UOp, tuple[UOp, ...]], list[int]] = {}  # (buffer, loops) -> places among the open groups
     users: dict[UOp, list[Group]] = {}  # buffer -> the groups that touch it, one entry an item
     overtaken = False  # a group moved behind one that waits for it: places alone do not tell any more who can wait
     for i, item in enumerate(items):
         found = None
         loops, reduces = loops_of(item)
-        for group in candidates(item, open_groups.get(loops, [])) if loops is not None else []:
+        for group in candidates(item, loops, open_groups.get(loops, []), writers) if loops is not None else []:
             others = [group_of[d] for d in item.after if group_of[d] is not group]
             in_place = all(g.at < group.at for g in others)
             overtakes = group.awaited and not in_place
@@ -94,11 +96,14 @@ def merge_kernels(items: list[Item]) -> list[Item]:
             found = Group(i, [item], loops, reduces=reduces)
             groups.append(found)
             if loops is not None:
-                open_groups.setdefault(loops, []).append(found)
+                of_loops = open_groups.setdefault(loops, [])
+                found.number = len(of_loops)
+                of_loops.append(found)
         else:
             found.items.append(item)
         if loops is not None:
             join(found, item)
+            writers.setdefault((found.target(found.stores[-1]), loops), []).append(found.number)
         group_of[item.key] = found
         for b in item.args:
             users.setdefault(b.src[0] if b.op is Ops.VIEW else b, []).append(found)
@@ -155,10 +160,16 @@ def loops_of(item: Item) -> tuple[tuple[UOp, ...] | None, bool]:
     return (loops if loops or reduces else None), reduces
 
 
-def candidates(item: Item, groups: list[Group]) -> list[Group]:
+def candidates(
+    item: Item,
+    loops: tuple[UOp, ...],
+    groups: list[Group],
+    writers: dict[tuple[UOp, tuple[UOp, ...]], list[int]],
+) -> list[Group]:
     """Groups over the item's loops that it may join: those that write what it reads, and the last few."""
-    makers = [g for g in groups if any(w in item.args for w in g.written())]
-    return [*reversed(makers), *(g for g in reversed(groups[-4:]) if g not in makers)]
+    makers = {n for b in item.args for n in writers.get((b, loops), ())}
+    last = range(max(0, len(groups) - 4), len(groups))
+    return [groups[n] for n in (*sorted(makers, reverse=True), *(n for n in reversed(last) if n not in makers))]
 
 
 def can_join(group: Group, item: Item, apart: bool) -> bool:
