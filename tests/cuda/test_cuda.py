@@ -109,13 +109,13 @@ def test_nothing_is_left_on_the_device() -> None:
 
     device = get_device("CUDA:5")
     found = []
-    for _ in range(4):
+    for _ in range(8):  # (in the first ones the loop is recorded)
         work()
         gc.collect()
         device.trim()
         device.synchronize()
         found.append(emulator().left)
-    assert found[1] == found[2] == found[3], found
+    assert len({*found[4:]}) == 1, found
 
 
 # *** replay ***
