@@ -119,11 +119,10 @@ def leaves_nothing_pending() -> Iterator[None]:
     (The generator forgets the devices that were drawn on: each draw and each seed would write the counters of all of
     them, and what follows dozens of devices took five times as long.)"""
     from manygrad import Tensor
-    from manygrad.tensor.deferred.thread import end_trace, forget_traces
+    from manygrad.tensor.deferred.thread import forget_traces
     from manygrad.tensor.ops.random import forget_draws
     from manygrad.tensor.tensor import PENDING
 
-    end_trace()
     forget_traces()
     forget_draws()
     Tensor.training = None

@@ -153,6 +153,22 @@ def step_and_go_on(
     return True, True
 
 
+def end_with_round(trace: Trace) -> None:
+    """What lives of a loop is computed, which nobody has read for many rounds."""
+    done = False
+    living = [t for _, t in trace.values.living()]
+    try:
+        if may_be_replayed(trace):
+            with LOCK:
+                done, _ = all_as_one(trace, ("round",))
+        if not done:
+            give_up(trace, "a round of a loop that is not read")
+    finally:
+        begin(trace.tree)
+    if not done:
+        trace.inside(engine().realize, (living,), {})
+
+
 # *** values that are read ***
 
 

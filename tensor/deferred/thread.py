@@ -52,6 +52,7 @@ def forget_traces() -> None:
     flush_trace()
     for tree in list(TREES):
         tree.forget()
+    begin(THREAD.trace.tree)  # (this one's nodes would be of no tree)
 
 
 def step(

@@ -21,6 +21,7 @@ from manygrad.tensor.autocast import as_given
 from manygrad.tensor.deferred.arguments import CONSTANTS, External, UnknownArgument, Value, most_carried, nbytes, told
 from manygrad.tensor.deferred.calls import DeferredCall, Making, PutOff, Read, TraceValues, needed_for
 from manygrad.tensor.deferred.counts import COUNTS
+from manygrad.tensor.deferred.rounds import Rounds
 from manygrad.tensor.deferred.tensors import DeferredTensor, settle
 from manygrad.tensor.deferred.tree import MOST_NODES, Key, Spec, TraceEnding, TraceNode, TraceTree
 from manygrad.tensor.deferred.varying import has_new_number, tell, with_input
@@ -52,7 +53,7 @@ class Maker(NamedTuple):
 
 
 class Trace:
-    """A thread's calls since the last ending."""
+    """A thread's calls since the last ending. Large: what is known of it at each call, and what each ending needs."""
 
     def __init__(self, tree: TraceTree) -> None:
         self.tree = tree
@@ -70,6 +71,7 @@ class Trace:
         self.has_read = False  # values, and goes on
         self.is_busy = False  # making what was put off
         self.why = ""  # what it comes to is not replayed, in words
+        self.rounds = Rounds()
 
     # *** calls ***
 
@@ -82,8 +84,13 @@ class Trace:
             return begin(self.tree).call(fn, args, kwargs)
         external, serial = self.external, self.serial
         code, at = user_place()
+        rounds = self.rounds
+        if self.node.depth >= rounds.look_at:
+            rounds.look(self)
+        if rounds.begins_with == (fn, id(code), at) and rounds.is_over(self):
+            return self.next_round().call(fn, args, kwargs)
         if self.tree.varying and not kwargs and (fn, id(code), at) in self.tree.varying:
-            args = with_input(args)
+            fn, args = with_input(fn, args)
         sig: list[Any] = [fn, id(code), at, is_grad_enabled(), _training.get(), dtypes.default_float]
         known = len(external.tensors)
         try:
@@ -115,6 +122,14 @@ class Trace:
                     r = child.results[0] if child.kind is None else 0
                     return self.values.promise(self, r) if type(r) is Spec else self._promised(child, args)
         return self._make(fn, args, kwargs, key, known, code)
+
+    def next_round(self) -> Trace:
+        """The trace that goes on with the next rounds of a loop that nobody reads."""
+        from manygrad.tensor.deferred.endings import end_with_round
+
+        end_with_round(self)
+        THREAD.trace.rounds = Rounds(self.rounds.begins_with, self.rounds.every)
+        return THREAD.trace
 
     def carried(self) -> frozenset[int]:
         """Numbers of the values that a read stores, too, where the program still has them: all but large ones, those

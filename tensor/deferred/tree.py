@@ -123,6 +123,8 @@ class TraceNode:
         several = parent is not None and engine().workers()[1] > 1
         self.digest: bytes = digest_of(parent.digest, key, code) if parent is not None and several else b""
         self.fn, self.line, self.code = fn, line, code
+        self.key = key
+        self.depth: int = 0 if parent is None else parent.depth + 1  # calls above it
         self.modes: Key = key[3:6]  # of gradients and training, the default type
         self.first: int = 0 if parent is None else parent.gives().stop  # number of the first value that it makes
         self.children: dict[Key, TraceNode] = {}

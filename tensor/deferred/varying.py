@@ -1,20 +1,24 @@
 """What is another one in each step of a loop.
 
-A number that is an operand becomes an input of the trace after a few values: a tensor in memory, so that no number is
-compiled. For another one there is one line that says where it is, and what to do.
+A number that is an operand, also one that the program has made a Tensor of, becomes an input of the trace after a few
+values: a tensor in memory, so that no number is compiled. For another one there is one line that says where it is, and
+what to do.
 """
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from manygrad.tensor.deferred.tree import Key, TraceNode
+from manygrad.tensor.dtype import DType, dtypes
 from manygrad.tensor.tensor import Tensor
+from manygrad.tensor.uop import Ops
 
-MOST_NUMBERS = 3  # that an operand may be; then it is an input
+MOST_NUMBERS = 3  # at one place; then they are inputs
 MANY = 16  # calls at one place, each another one and made once only: then one line says so
 MOST_PLACES = 256  # below a node of which new calls are counted: code may be made anew in each step
 # their number is of the tensor's type, and gives the same bits from memory
@@ -22,26 +26,71 @@ OPERATORS = frozenset(
     "__add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ __truediv__ __rtruediv__ "
     "__iadd__ __isub__ __imul__ __itruediv__ add sub mul div true_divide".split()
 )
+CHOICES = frozenset({"_where", "masked_fill"})  # (which take a value as it is)
+VIEWS = frozenset({"broadcast_to", "expand", "repeat", "reshape", "unsqueeze", "view"})  # of one that is a Tensor
+TAKING = OPERATORS | CHOICES | VIEWS | {"full"}
 TYPES = frozenset({"float64", "float32", "float16"})
+WHOLE = frozenset({"int64", "int32"})
+Call = tuple[Callable[..., Any], tuple[Any, ...]]
+
+
+def takes_numbers(key: Key) -> bool:
+    """Whether it is a call whose numbers may be inputs."""
+    return bool(key) and getattr(key[0], "__name__", "") in TAKING
 
 
 def has_new_number(node: TraceNode, key: Key, args: tuple[Any, ...]) -> bool:
     """Whether a call that is new below `node` has been there with a few other numbers, and all else alike."""
-    if key[0].__name__ not in OPERATORS or len(args) != 2 or key[-2] not in (float, int):
+    if not takes_numbers(key):
         return False
-    return sum(k[:-2] == key[:-2] for k in node.children) >= MOST_NUMBERS
+    count, last = 0, len(key) - 1
+    for other in node.children:
+        if len(other) == len(key):
+            differing = [i for i, (x, y) in enumerate(zip(key, other)) if x is not y and x != y]
+            is_last = key[-2] in (float, int) and key[0].__name__ not in VIEWS and min(differing, default=0) >= last - 1
+            count += is_last or (len(differing) == 1 and key[differing[0] - 1] == "c")
+    return count >= MOST_NUMBERS - 1
 
 
-def with_input(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The arguments of a call whose number is another one each time, that number as a stored tensor."""
-    t, x = args if len(args) == 2 else (None, None)
-    if not isinstance(t, Tensor) or type(x) not in (int, float):
-        return args
-    if t.dtype.name not in TYPES:
-        return args
+def with_input(fn: Callable[..., Any], args: tuple[Any, ...]) -> Call:
+    """A call that has another number each time, that number as a stored tensor."""
+    if fn.__name__ == "full":
+        return _filled(fn, args)
+    tensors = [x for x in args if isinstance(x, Tensor) and not _is_number(x)]
+    given = [x if not _is_number(x) else _stored(x.uop.arg, x.dtype, (*tensors, x)[0].device) for x in args]
+    # (what a condition chooses from has the type, and not the condition)
+    of_type = next((x for x in args[fn.__name__ == "_where" :] if any(x is t for t in tensors)), None)
+    takes_last = len(args) == (3 if fn.__name__ in CHOICES else 2) and fn.__name__ not in VIEWS
+    if takes_last and of_type is not None and type(x := args[-1]) in (int, float):
+        name = of_type.dtype.name
+        if name in TYPES or (type(x) is int and name in WHOLE and "div" not in fn.__name__):
+            given[-1] = _stored(x, of_type.dtype, of_type.device)
+    return fn, tuple(given)
+
+
+def _is_number(x: Any) -> bool:
+    return type(x) is Tensor and x.uop.op is Ops.CONST and not x._requires_grad and x.dtype.name in TYPES | WHOLE
+
+
+def _stored(x: float, dtype: DType, device: Any = None) -> Tensor:
     with np.errstate(over="ignore"):  # (as a constant it is infinite there, too)
-        number = Tensor(np.array(x, t.dtype.name))
-    return t, number if number.device == t.device else number.to(t.device)
+        number = Tensor(np.array(dtype.fits(x), dtype.name))
+    return number if device is None or number.device == device else number.to(device)
+
+
+def _filled(fn: Callable[..., Any], args: tuple[Any, ...]) -> Call:
+    if len(args) != 2 or type(args[1]) not in (int, float):
+        return fn, args
+    shape, x = args
+    dtype = dtypes.int64 if type(x) is int else dtypes.default_float
+    if dtype.name not in TYPES | WHOLE:
+        return fn, args
+    return filled, (_stored(x, dtype), (shape,) if isinstance(shape, int) else tuple(shape))
+
+
+def filled(number: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """`Tensor.full(shape, number)`."""
+    return number.expand(shape)
 
 
 def tell(node: TraceNode, key: Key, line: str) -> None:
@@ -64,4 +113,4 @@ def tell(node: TraceNode, key: Key, line: str) -> None:
     )
 
 
-__all__ = ["has_new_number", "tell", "with_input"]
+__all__ = ["has_new_number", "takes_numbers", "tell", "with_input"]

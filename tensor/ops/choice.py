@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 
 def _is_condition(x: Any) -> bool:
-    return hasattr(x, "uop") and bool(x.dtype.is_bool)
+    from manygrad.tensor.tensor import Tensor
+
+    return isinstance(x, Tensor) and bool(x.dtype.is_bool)
 
 
 class _Where:

@@ -89,8 +89,9 @@ def test_a_number_from_memory_gives_the_bits_of_a_constant(number: float, kind: 
     x = Tensor(np.array([0.0, -0.0, 1.5, -3.25, 7.0, 0.1]), dtype=kind)
     for name in sorted(n for n in varying.OPERATORS if not n.startswith("__i")):
         op = getattr(x, name)
-        _, given = varying.with_input((x, number))
-        assert isinstance(given, Tensor) == (kind in varying.TYPES)
+        _, (_, given) = varying.with_input(op.__func__, (x, number))
+        whole = kind == "int32" and type(number) is int and "div" not in op.__func__.__name__
+        assert isinstance(given, Tensor) == (kind in varying.TYPES or whole), name
         want, got = op(number), op(given)
         assert got.dtype is want.dtype
         assert got.numpy().tobytes() == want.numpy().tobytes(), name
@@ -99,6 +100,31 @@ def test_a_number_from_memory_gives_the_bits_of_a_constant(number: float, kind: 
             want, got = (autograd.grad(getattr(y, name)(n).sum(), y)[0] for n in (number, given))
             a, b = (np.where(np.isnan(g.numpy()), np.nan, g.numpy()) for g in (got, want))  # (of a NaN no sign is told)
             assert a.tobytes() == b.tobytes(), f"the derivative of {name}"
+
+
+NUMBERS: dict[str, Callable[[Tensor, int], Tensor]] = {
+    "a tensor": lambda x, i: x * Tensor(1 / (i + 1)),
+    "on the left": lambda x, i: Tensor(i * 0.25) - x,
+    "of another type": lambda x, i: x + Tensor(i, dtype="int32"),
+    "chosen": lambda x, i: (x > 0).where(x, Tensor(i * 0.5)),
+    "chosen, a number": lambda x, i: (x > 0).where(x, i * 0.5),
+    "whole ones chosen": lambda x, i: x * (x > 0).where((x * 3).int(), i),
+    "filled in": lambda x, i: x.masked_fill(x < 0, i * 0.5),
+    "everywhere": lambda x, i: x + Tensor.full((5,), i * 0.5),
+    "everywhere, whole": lambda x, i: x * Tensor.full(5, i),
+    "whole": lambda x, i: x * ((x > 0).int() * (i + 2)),
+    "expanded": lambda x, i: x * Tensor(i * 0.5).expand(5),
+}
+
+
+@pytest.mark.parametrize("kind", NUMBERS)
+def test_numbers_that_become_inputs(kind: str, counts: Counts) -> None:
+    def run() -> list[np.ndarray]:
+        x = Tensor(array(4, 5)).realize()
+        return [NUMBERS[kind](x, i).square().sum().numpy() for i in range(12)]
+
+    same(run)
+    assert counts.replays >= 5 and counts.captures == 1
 
 
 def test_a_line_says_what_keeps_a_loop_from_being_replayed() -> None:

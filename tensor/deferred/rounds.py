@@ -1,0 +1,99 @@
+"""Loops that go on without being read: a sampler's steps, a simulation.
+
+    for t in reversed(range(1000)):
+        x = (x - beta[t] * model(x, Tensor.full((n,), t))) / alpha[t]
+
+Nothing in there ends a trace. So one that has become long is looked at: numbers that are others in each round of a loop
+become inputs, and a call that comes once a round is where the trace ends from then on, every few rounds: what lives is
+computed, and the rounds after that are replays. (Layers, one after the other, are no rounds: each has its own weights.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from manygrad.tensor.deferred.tree import Key, TraceNode
+from manygrad.tensor.deferred.varying import MOST_NUMBERS, takes_numbers
+from manygrad.tensor.engine import engine
+
+if TYPE_CHECKING:
+    from manygrad.tensor.deferred.trace import Trace
+
+FIRST_LOOK = 64  # at a trace of so many calls, and then at one of four times as many, and so on
+LEAST_ROUNDS = 3
+CALLS = 64  # of a trace of such a loop, about
+
+
+class Rounds:
+    """Where a trace ends that nobody reads."""
+
+    __slots__ = ("begins_with", "every", "left", "look_at")
+
+    def __init__(self, begins_with: Key | None = None, every: int = 1) -> None:
+        """`begins_with`: a place in the code that a round begins with, and `every` so many of which the trace ends."""
+        self.begins_with, self.every, self.left = begins_with, every, every
+        self.look_at = FIRST_LOOK
+
+    def look(self, trace: Trace) -> None:
+        """A trace has become long."""
+        self.look_at *= 4
+        if engine().workers()[1] > 1:  # (the others' traces may be of other lengths)
+            return
+        path = list(_path(trace.node))[::-1]
+        for node in path:
+            if node.code is not None and takes_numbers(node.key) and node.place not in trace.tree.varying:
+                if len({n.key[-1] for n in path if n.place == node.place}) > MOST_NUMBERS:
+                    trace.tree.note_varying(node.place, node.code)
+        if self.begins_with not in [n.place for n in path[-CALLS:]] and not flows(trace):
+            self.begins_with, self.every = round_of(path)
+            self.left = 0
+
+    def is_over(self, trace: Trace) -> bool:
+        """Asked before a call at the place that a round begins with: whether the trace ends there."""
+        self.left -= 1
+        if self.left >= 0:
+            return False
+        if flows(trace):
+            self.begins_with = None
+            return False
+        return True
+
+
+def flows(trace: Trace) -> bool:
+    """Whether a gradient may flow through what lives of its values."""
+    return any(t.requires_grad for _, t in trace.values.living())
+
+
+def round_of(path: list[TraceNode]) -> tuple[Key | None, int]:
+    """The place of the call that comes least often of those that come again and again, with the same tensors from
+    before; and how many rounds a trace is to have."""
+    if any("s" in node.key for node in path[len(path) // 2 :]):  # weights that come for the first time: layers
+        return None, 1
+    found: dict[Key, list[tuple[int, ...]]] = {}
+    for node in path:
+        if node.place:
+            found.setdefault(node.place, []).append(known_tensors(node.key))
+    rounds = {
+        place: len(calls) for place, calls in found.items() if len(calls) >= LEAST_ROUNDS and len({*calls[1:]}) == 1
+    }
+    if not rounds:
+        return None, 1
+    place = min(rounds, key=lambda p: rounds[p])
+    return place, max(1, CALLS * rounds[place] // len(path))
+
+
+def known_tensors(key: Key) -> tuple[int, ...]:
+    """The numbers of the tensors from before the trace that it had met before this call."""
+    return tuple(x for kind, x in pairwise(key) if kind == "e" and type(x) is int)
+
+
+def _path(node: TraceNode | None) -> Iterator[TraceNode]:
+    """From this one up."""
+    while node is not None:
+        yield node
+        node = node.parent
+
+
+__all__ = ["Rounds"]

@@ -1,0 +1,134 @@
+"""Loops whose values nobody reads for long: samplers, simulations. They are replayed a few rounds at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from manygrad import Tensor, nn, no_grad
+from manygrad.nn import functional as F
+from manygrad.tensor.deferred.trace import THREAD
+from manygrad.tensor.environment import FOLLOW
+from tests.tensor.following.loops import Counts, array, same
+
+pytestmark = pytest.mark.skipif(not FOLLOW, reason="FOLLOW=0: no call is put off")
+ROUNDS = 120
+
+
+class Denoiser(nn.Module):
+    def __init__(self, layers: int = 1) -> None:
+        super().__init__()
+        self.time = nn.Embedding(ROUNDS, 8)
+        self.first, self.last = nn.Linear(4, 8), nn.Linear(8, 4)
+        self.between = nn.ModuleList([nn.Linear(8, 8) for _ in range(layers)])
+
+    def forward(self, x: Tensor, t: Tensor) -> Tensor:
+        h = self.first(x) + self.time(t)
+        for layer in self.between:
+            h = F.silu(layer(h))
+        return self.last(h)
+
+
+def sampled(model: Denoiser, times: Callable[[int], Tensor]) -> Tensor:
+    x = Tensor.randn(3, 4)
+    for t in reversed(range(ROUNDS)):
+        x = (x - 0.01 * t / ROUNDS * model(x, times(t))) / (1 + 1e-4 * t)
+        if t > 0:
+            x = x + Tensor.randn(3, 4) * (1e-3 * t)
+    return x
+
+
+TIMES: dict[str, Callable[[int], Tensor]] = {
+    "full": lambda t: Tensor.full((3,), t),
+    "list": lambda t: Tensor([t] * 3),
+    "array": lambda t: Tensor(np.full(3, t)),
+    "number": lambda t: Tensor(t).expand(3),
+}
+
+
+@pytest.mark.parametrize("layers", [1, 9])
+@pytest.mark.parametrize("times", TIMES)
+def test_a_sampler(times: str, layers: int, counts: Counts) -> None:
+    def run() -> list[np.ndarray]:
+        Tensor.manual_seed(3)
+        model = Denoiser(layers)
+        with no_grad():
+            return [sampled(model, TIMES[times]).numpy() for _ in range(3)]
+
+    same(run)
+    assert counts.replays >= 10 and counts.captures <= 12
+
+
+def test_a_simulation_in_place(counts: Counts) -> None:
+    def run() -> list[np.ndarray]:
+        place, speed = Tensor(array(6)).realize(), Tensor(array(6, seed=1)).realize()
+        for i in range(600):
+            speed.mul_(0.99).sub_(place * 0.01)
+            place.add_(speed, alpha=0.1)
+            if i == 400:
+                place.clamp_(-1, 1)
+        return [place.numpy(), speed.numpy()]
+
+    same(run)
+    assert counts.replays >= 10
+
+
+def test_an_iteration_that_keeps_what_it_made(counts: Counts) -> None:
+    def run() -> list[np.ndarray]:
+        a, x, path = Tensor(array(4, 4)).realize(), Tensor(array(4)).realize(), []
+        for _ in range(400):
+            y = a @ x
+            x = y / y.square().sum().sqrt()
+            path.append(x)
+        return [Tensor.stack(path).numpy(), path[3].numpy(), path[-1].numpy()]
+
+    same(run)
+    assert counts.replays >= 5
+
+
+def test_layers_are_no_rounds(counts: Counts) -> None:
+    """A deep model without an ending for long is not cut: each layer has weights of its own."""
+
+    def run() -> list[np.ndarray]:
+        Tensor.manual_seed(3)
+        layers = [nn.Linear(4, 4) for _ in range(150)]
+        found = []
+        with no_grad():
+            for i in range(4):
+                x = Tensor(array(2, 4, seed=i))
+                for layer in layers:
+                    x = F.relu(layer(x))
+                found.append(x.numpy())
+        return found
+
+    same(run)
+    assert counts.captures == 1 and counts.replays >= 1
+
+
+def test_gradients_flow_through_all_rounds(counts: Counts) -> None:
+    def run() -> list[np.ndarray]:
+        Tensor.manual_seed(3)
+        cell, found = nn.Linear(4, 4), []
+        for i in range(3):
+            h = Tensor(array(2, 4, seed=i))
+            for _ in range(200):
+                h = cell(h).tanh()
+            cell.zero_grad()
+            h.sum().backward()
+            assert cell.weight.grad is not None
+            found += [h.numpy(), cell.weight.grad.numpy()]
+        return found
+
+    same(run)
+
+
+def test_what_a_trace_holds_does_not_grow() -> None:
+    x = Tensor(array(4)).realize()
+    most = 0
+    for _ in range(5000):
+        x = x * 0.999 + 0.001
+        most = max(most, THREAD.trace.node.depth)
+    assert most < 2000
+    assert abs(x.numpy() - (array(4) * 0.999**5000 + 1 - 0.999**5000)).max() < 1e-4
