@@ -339,7 +339,7 @@ def is_read(t: Tensor) -> bool:
 def may_read_written(trace: Trace, tensors: Sequence[Tensor]) -> bool:
     """Whether any of these, which are in memory, may be written by a call that is put off. (The mean of weights over
     steps does not have to be there before the loss of the last step is printed.)"""
-    if len(trace.put_off) > MOST_UNWRITTEN:
+    if trace.has_read or len(trace.put_off) > MOST_UNWRITTEN:
         return True
     written = {n for c in trace.put_off if type(c) is DeferredCall for n in c.node.writes}
     if -1 in written:

@@ -11,32 +11,49 @@ computed, and the rounds after that are replays. (Layers, one after the other, a
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-from manygrad.tensor.deferred.tree import Key, TraceNode
+from manygrad.tensor.deferred.calls import TraceValues
+from manygrad.tensor.deferred.tree import Key, TraceNode, TraceTree
 from manygrad.tensor.deferred.varying import MOST_NUMBERS, takes_numbers
 from manygrad.tensor.engine import engine
-
-if TYPE_CHECKING:
-    from manygrad.tensor.deferred.trace import Trace
 
 FIRST_LOOK = 64  # at a trace of so many calls, and then at one of four times as many, and so on
 LEAST_ROUNDS = 3
 CALLS = 64  # of a trace of such a loop, about
 
 
+class CallsSoFar(Protocol):
+    """A trace."""
+
+    tree: TraceTree
+    node: TraceNode
+    values: TraceValues
+
+
 class Rounds:
     """Where a trace ends that nobody reads."""
 
-    __slots__ = ("begins_with", "every", "left", "look_at")
+    __slots__ = ("begins_with", "every", "is_held", "left", "look_at")
 
     def __init__(self, begins_with: Key | None = None, every: int = 1) -> None:
         """`begins_with`: a place in the code that a round begins with, and `every` so many of which the trace ends."""
         self.begins_with, self.every, self.left = begins_with, every, every
         self.look_at = FIRST_LOOK
+        self.is_held = False  # in the middle of an operator in place
 
-    def look(self, trace: Trace) -> None:
+    @contextmanager
+    def in_one_piece(self) -> Iterator[None]:
+        """The trace does not end with a call inside, whose result goes on to be used by it."""
+        self.is_held = True
+        try:
+            yield
+        finally:
+            self.is_held = False
+
+    def look(self, trace: CallsSoFar) -> None:
         """A trace has become long."""
         self.look_at *= 4
         if engine().workers()[1] > 1:  # (the others' traces may be of other lengths)
@@ -50,7 +67,7 @@ class Rounds:
             self.begins_with, self.every = round_of(path)
             self.left = 0
 
-    def is_over(self, trace: Trace) -> bool:
+    def is_over(self, trace: CallsSoFar) -> bool:
         """Asked before a call at the place that a round begins with: whether the trace ends there."""
         self.left -= 1
         if self.left >= 0:
@@ -61,7 +78,7 @@ class Rounds:
         return True
 
 
-def flows(trace: Trace) -> bool:
+def flows(trace: CallsSoFar) -> bool:
     """Whether a gradient may flow through what lives of its values."""
     return any(t.requires_grad for _, t in trace.values.living())
 

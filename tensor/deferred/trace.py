@@ -80,14 +80,13 @@ class Trace:
         if self.has_read and not any(self.has(x) for x in (*args, *kwargs.values())):
             if fn.__name__ in CONSTANT:  # (which stands in this trace, and in the next)
                 return self.inside(fn, args, kwargs)
-            self.keep_unsettled()  # (something else begins: another step, say)
-            return begin(self.tree).call(fn, args, kwargs)
+            return self.begin_anew().call(fn, args, kwargs)
         external, serial = self.external, self.serial
         code, at = user_place()
         rounds = self.rounds
         if self.node.depth >= rounds.look_at:
             rounds.look(self)
-        if rounds.begins_with == (fn, id(code), at) and rounds.is_over(self):
+        if rounds.begins_with == (fn, id(code), at) and not rounds.is_held and rounds.is_over(self):
             return self.next_round().call(fn, args, kwargs)
         if self.tree.varying and not kwargs and (fn, id(code), at) in self.tree.varying:
             fn, args = with_input(fn, args)
@@ -152,6 +151,13 @@ class Trace:
             found = (n for n in range(len(storages)) if n not in flowing and storages[n] not in kept)
             self.node.carried = frozenset(found)
         return self.node.carried
+
+    def begin_anew(self) -> Trace:
+        """Something else begins: another step, say."""
+        if self.writes:
+            self.flush("something else begins, which may read what is written")
+        self.keep_unsettled()
+        return begin(self.tree)
 
     def keep_unsettled(self) -> None:
         """Nothing is called on its values any more: what these do not stand on is forgotten, with its memory."""
@@ -315,17 +321,17 @@ class Trace:
     ) -> None:
         """`fn(held, *new)`, which changes a gradient to `value(held, *new)`."""
         if self.has_read and not any(map(self.has, (held, *new))):
-            self.keep_unsettled()
-            return begin(self.tree).change_gradient(fn, value, held, *new)
+            return self.begin_anew().change_gradient(fn, value, held, *new)
         shared = not all(map(self.has, new)) or self.is_shared(held)
-        x = None if shared else held if self.has(held) else self.as_input(held)
-        if x is None:
-            self.flush("a gradient is changed that others read, or that is none of this step's values")
-            self.is_off = True
-            return self.inside(fn, (held, *new), {})
-        changed = self.call(value, (x, *new), {})
-        del x
-        self.become(held, changed)
+        with self.rounds.in_one_piece():
+            x = None if shared else held if self.has(held) else self.as_input(held)
+            if x is not None:
+                changed = self.call(value, (x, *new), {})
+                del x
+                return self.become(held, changed)
+        self.flush("a gradient is changed that others read, or that is none of this step's values")
+        self.is_off = True
+        return self.inside(fn, (held, *new), {})
 
     def as_input(self, held: Tensor) -> Tensor | None:
         """Another tensor of the same value, which is from before the trace, or, as gradients are after a step, a part
@@ -348,8 +354,14 @@ class Trace:
         if self.is_shared(target):
             written: Tensor = self.call(fn, args, kwargs)
             return written
-        made = self.call(value, args, kwargs)
-        self.become(target, made)
+        place = self.rounds.begins_with
+        if place is not None and place[0] is value:
+            code, at = user_place()
+            if place[1:] == (id(code), at) and self.rounds.is_over(self):
+                return self.next_round().call(fn, args, kwargs)
+        with self.rounds.in_one_piece():
+            made = self.call(value, args, kwargs)
+            self.become(target, made)
         return target
 
     def become(self, target: Tensor, made: Tensor) -> None:

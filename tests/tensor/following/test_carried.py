@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from manygrad import Tensor, TinyJit, nn, no_grad
+from manygrad.nn import functional as F
 from manygrad.runtime.profile.counters import GlobalCounters
 from manygrad.tensor.deferred.endings import MOST_UNREAD
 from manygrad.tensor.deferred.trace import THREAD
@@ -220,3 +221,23 @@ def test_writes_whose_memory_nobody_reads() -> None:
 
     assert grown(step, 3000, few=600) == {}
     assert x.tolist() == [3000.0] * 4
+
+
+def test_a_loss_that_is_read_before_and_after_the_weights_are_written(counts: Counts) -> None:
+    """The second read is of what is stored, and the next step reads what was written."""
+
+    def run() -> list[np.ndarray]:
+        loop, found = Training(nn.ReLU()), []
+        for i in range(12):
+            loss = F.cross_entropy(loop.model(Tensor(array(5, 4, seed=i))), Tensor(np.arange(5) % 3))
+            found.append(loss.numpy())
+            loss.backward()
+            with no_grad():
+                for p in loop.model.parameters():
+                    p -= p.grad * (0.1 / (i + 1))
+                    p.grad = None
+            found.append(loss.numpy())
+        return [*found, *loop.state()]
+
+    same(run)
+    assert counts.replays >= 5

@@ -132,3 +132,19 @@ def test_what_a_trace_holds_does_not_grow() -> None:
         most = max(most, THREAD.trace.node.depth)
     assert most < 2000
     assert abs(x.numpy() - (array(4) * 0.999**5000 + 1 - 0.999**5000)).max() < 1e-4
+
+
+def test_a_round_that_begins_with_an_operator_in_place() -> None:
+    """On a value of the trace, which the program also keeps now and then."""
+
+    def run() -> list[np.ndarray]:
+        x, kept = Tensor.ones(4) * 0.5, []
+        for i in range(300):
+            x.mul_(0.999)
+            x.add_(0.01 * (i % 3))
+            if i % 50 == 0:
+                kept.append(x)
+                x = x * 1.5
+        return [x.numpy(), *(k.numpy() for k in kept)]
+
+    same(run)
