@@ -179,7 +179,7 @@ def is_carried(x: Tensor) -> bool:
 
 def most_carried(below: Iterable[UOp]) -> int:
     """Bytes of the largest value that is stored unasked, of those computed from these nodes."""
-    return max(MOST_CARRIED, sum(nbytes(u.shape, u.dtype) for u in below if u.op is Ops.BUFFER))
+    return max(MOST_CARRIED, sum(nbytes(u.shape, u.dtype) for u in below if u is not NOBODY and u.op is Ops.BUFFER))
 
 
 def nbytes(shape: Shape, dtype: DType) -> int:

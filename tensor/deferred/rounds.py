@@ -15,7 +15,9 @@ from contextlib import contextmanager
 from itertools import pairwise
 from typing import Protocol
 
+from manygrad.tensor.deferred.arguments import External, most_carried, nbytes
 from manygrad.tensor.deferred.calls import TraceValues
+from manygrad.tensor.deferred.tensors import DeferredTensor
 from manygrad.tensor.deferred.tree import Key, TraceNode, TraceTree
 from manygrad.tensor.deferred.varying import MOST_NUMBERS, takes_numbers
 from manygrad.tensor.engine import engine
@@ -23,6 +25,7 @@ from manygrad.tensor.engine import engine
 FIRST_LOOK = 64  # at a trace of so many calls, and then at one of four times as many, and so on
 LEAST_ROUNDS = 3
 CALLS = 64  # of a trace of such a loop, about
+MOST_CONSTANT = 1 << 16  # bytes of one number in all places, which takes none as long as it is not stored
 
 
 class CallsSoFar(Protocol):
@@ -31,6 +34,7 @@ class CallsSoFar(Protocol):
     tree: TraceTree
     node: TraceNode
     values: TraceValues
+    external: External
 
 
 class Rounds:
@@ -63,7 +67,7 @@ class Rounds:
             if node.code is not None and takes_numbers(node.key) and node.place not in trace.tree.varying:
                 if len({n.key[-1] for n in path if n.place == node.place}) > MOST_NUMBERS:
                     trace.tree.note_varying(node.place, node.code)
-        if self.begins_with not in [n.place for n in path[-CALLS:]] and not flows(trace):
+        if self.begins_with not in [n.place for n in path[-CALLS:]] and can_be_stored(trace):
             self.begins_with, self.every = round_of(path)
             self.left = 0
 
@@ -72,15 +76,21 @@ class Rounds:
         self.left -= 1
         if self.left >= 0:
             return False
-        if flows(trace):
+        if not can_be_stored(trace):
             self.begins_with = None
             return False
         return True
 
 
-def flows(trace: CallsSoFar) -> bool:
-    """Whether a gradient may flow through what lives of its values."""
-    return any(t.requires_grad for _, t in trace.values.living())
+def can_be_stored(trace: CallsSoFar) -> bool:
+    """Whether what lives of its values can be stored: no gradient flows through it, and nothing is large that may be
+    meant never to be."""
+    most = most_carried(trace.external.nodes)
+    for _, t in trace.values.living():
+        where = t._spec.device if type(t) is DeferredTensor else t.uop.device
+        if t.requires_grad or nbytes(t.shape, t.dtype) > (MOST_CONSTANT if where is None else most):
+            return False
+    return True
 
 
 def round_of(path: list[TraceNode]) -> tuple[Key | None, int]:

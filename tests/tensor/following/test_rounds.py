@@ -9,6 +9,7 @@ import pytest
 
 from manygrad import Tensor, nn, no_grad
 from manygrad.nn import functional as F
+from manygrad.runtime.profile.counters import GlobalCounters
 from manygrad.tensor.deferred.trace import THREAD
 from manygrad.tensor.environment import FOLLOW
 from tests.tensor.following.loops import Counts, array, same
@@ -148,3 +149,16 @@ def test_a_round_that_begins_with_an_operator_in_place() -> None:
         return [x.numpy(), *(k.numpy() for k in kept)]
 
     same(run)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda x, i: Tensor.full((500, 500), i * 0.5), lambda x, i: x.reshape(-1, 1) * x + i],
+    ids=["full", "outer"],
+)
+def test_what_is_large_stays_lazy(make: Callable[[Tensor, int], Tensor], no_collection: None) -> None:
+    x = Tensor(np.arange(4000, dtype=np.float32)).realize()
+    held = GlobalCounters.mem_used
+    made = [make(x, i) for i in range(300)]
+    assert GlobalCounters.mem_used - held < 1 << 16
+    assert made[200][3, 4].item() == make(x, 200)[3, 4].item()
