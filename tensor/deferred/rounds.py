@@ -10,10 +10,10 @@ computed, and the rounds after that are replays. (Layers, one after the other, a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
-from typing import Protocol
+from typing import Any, Protocol
 
 from manygrad.tensor.deferred.arguments import External, most_carried, nbytes
 from manygrad.tensor.deferred.calls import TraceValues
@@ -40,11 +40,12 @@ class CallsSoFar(Protocol):
 class Rounds:
     """Where a trace ends that nobody reads."""
 
-    __slots__ = ("begins_with", "every", "is_held", "left", "look_at")
+    __slots__ = ("begins_with", "every", "is_held", "left", "look_at", "was_met")
 
     def __init__(self, begins_with: Key | None = None, every: int = 1) -> None:
         """`begins_with`: a place in the code that a round begins with, and `every` so many of which the trace ends."""
         self.begins_with, self.every, self.left = begins_with, every, every
+        self.was_met = False  # since the trace was looked at last
         self.look_at = FIRST_LOOK
         self.is_held = False  # in the middle of an operator in place
 
@@ -62,24 +63,37 @@ class Rounds:
         self.look_at *= 4
         if engine().workers()[1] > 1:  # (the others' traces may be of other lengths)
             return
-        path = list(_path(trace.node))[::-1]
-        for node in path:
-            if node.code is not None and takes_numbers(node.key) and node.place not in trace.tree.varying:
-                if len({n.key[-1] for n in path if n.place == node.place}) > MOST_NUMBERS:
-                    trace.tree.note_varying(node.place, node.code)
-        if self.begins_with not in [n.place for n in path[-CALLS:]] and can_be_stored(trace):
-            self.begins_with, self.every = round_of(path)
-            self.left = 0
+        node = trace.node
+        if node.round is None:
+            path = list(_path(node))[::-1]
+            note_numbers(path, trace.tree)
+            node.round = round_of(path)
+        place, every = node.round
+        if place is not None and not self.was_met and can_be_stored(trace):
+            self.begins_with, self.every, self.left = place, every, 0
+        self.was_met = False
 
     def is_over(self, trace: CallsSoFar) -> bool:
         """Asked before a call at the place that a round begins with: whether the trace ends there."""
         self.left -= 1
+        self.was_met = True
         if self.left >= 0:
             return False
         if not can_be_stored(trace):
             self.begins_with = None
             return False
         return True
+
+
+def note_numbers(path: Sequence[TraceNode], tree: TraceTree) -> None:
+    """Numbers that differ in the calls of one place are inputs from now on."""
+    numbers: dict[Key, tuple[TraceNode, set[Any]]] = {}
+    for node in path:
+        if takes_numbers(node.key):
+            numbers.setdefault(node.place, (node, set()))[1].add(node.key[-1])
+    for place, (node, found) in numbers.items():
+        if len(found) > MOST_NUMBERS and node.code is not None:
+            tree.note_varying(place, node.code)
 
 
 def can_be_stored(trace: CallsSoFar) -> bool:

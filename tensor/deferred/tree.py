@@ -138,6 +138,7 @@ class TraceNode:
         self.is_plain = False  # whatever ends below it cannot be captured
         self.refs: list[weakref.ref[Any]] = []  # of the state that its key names by id
         self.is_known = False  # it was come to more than once
+        self.round: tuple[Key | None, int] | None = None  # of a loop that the path to it shows (`rounds.py`)
         self.place: Key = ()  # of the call in the code
         self.new: dict[Key, tuple[int, Key]] = {}  # of each place below it, how many calls were made once, and the last
         self.told: set[Key] = set()  # places of which a warning was given
