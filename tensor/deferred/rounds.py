@@ -1,7 +1,7 @@
 """Loops that go on without being read: a sampler's steps, a simulation.
 
     for t in reversed(range(1000)):
-        x = (x - beta[t] * model(x, Tensor.full((n,), t))) / alpha[t]
+        x = (x - beta[t] * model(x, Tensor([t] * n))) / alpha[t]
 
 Nothing in there ends a trace. So one that has become long is looked at: numbers that are others in each round of a loop
 become inputs, and a call that comes once a round is where the trace ends from then on, every few rounds: what lives is

@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from manygrad.tensor.deferred.tensors import DeferredTensor
 from manygrad.tensor.deferred.tree import Key, TraceNode
-from manygrad.tensor.dtype import DType, dtypes
+from manygrad.tensor.dtype import DType
 from manygrad.tensor.tensor import Tensor
 from manygrad.tensor.uop import Ops
 
@@ -27,8 +28,7 @@ OPERATORS = frozenset(
     "__iadd__ __isub__ __imul__ __itruediv__ add sub mul div true_divide".split()
 )
 CHOICES = frozenset({"_where", "masked_fill"})  # (which take a value as it is)
-VIEWS = frozenset({"broadcast_to", "expand", "repeat", "reshape", "unsqueeze", "view"})  # of one that is a Tensor
-TAKING = OPERATORS | CHOICES | VIEWS | {"full"}
+TAKING = OPERATORS | CHOICES
 TYPES = frozenset({"float64", "float32", "float16"})
 WHOLE = frozenset({"int64", "int32"})
 Call = tuple[Callable[..., Any], tuple[Any, ...]]
@@ -47,21 +47,21 @@ def has_new_number(node: TraceNode, key: Key, args: tuple[Any, ...]) -> bool:
     for other in node.children:
         if len(other) == len(key):
             differing = [i for i, (x, y) in enumerate(zip(key, other)) if x is not y and x != y]
-            is_last = key[-2] in (float, int) and key[0].__name__ not in VIEWS and min(differing, default=0) >= last - 1
+            is_last = key[-2] in (float, int) and min(differing, default=0) >= last - 1
             count += is_last or (len(differing) == 1 and key[differing[0] - 1] == "c")
     return count >= MOST_NUMBERS - 1
 
 
 def with_input(fn: Callable[..., Any], args: tuple[Any, ...]) -> Call:
     """A call that has another number each time, that number as a stored tensor."""
-    if fn.__name__ == "full":
-        return _filled(fn, args)
     tensors = [x for x in args if isinstance(x, Tensor) and not _is_number(x)]
-    given = [x if not _is_number(x) else _stored(x.uop.arg, x.dtype, (*tensors, x)[0].device) for x in args]
+    if not tensors or not _is_placed(tensors[0]):  # (what lies on no device goes with any other)
+        return fn, args
+    given = [x if not _is_number(x) else _stored(x.uop.arg, x.dtype, tensors[0].device) for x in args]
     # (what a condition chooses from has the type, and not the condition)
     of_type = next((x for x in args[fn.__name__ == "_where" :] if any(x is t for t in tensors)), None)
-    takes_last = len(args) == (3 if fn.__name__ in CHOICES else 2) and fn.__name__ not in VIEWS
-    if takes_last and of_type is not None and type(x := args[-1]) in (int, float):
+    takes_last = len(args) == (3 if fn.__name__ in CHOICES else 2)
+    if takes_last and of_type is not None and _is_placed(of_type) and type(x := args[-1]) in (int, float):
         name = of_type.dtype.name
         if name in TYPES or (type(x) is int and name in WHOLE and "div" not in fn.__name__):
             given[-1] = _stored(x, of_type.dtype, of_type.device)
@@ -72,25 +72,14 @@ def _is_number(x: Any) -> bool:
     return type(x) is Tensor and x.uop.op is Ops.CONST and not x._requires_grad and x.dtype.name in TYPES | WHOLE
 
 
-def _stored(x: float, dtype: DType, device: Any = None) -> Tensor:
+def _is_placed(t: Tensor) -> bool:
+    return (t._spec.device if type(t) is DeferredTensor else t.uop.device) is not None
+
+
+def _stored(x: float, dtype: DType, device: Any) -> Tensor:
     with np.errstate(over="ignore"):  # (as a constant it is infinite there, too)
         number = Tensor(np.array(dtype.fits(x), dtype.name))
-    return number if device is None or number.device == device else number.to(device)
-
-
-def _filled(fn: Callable[..., Any], args: tuple[Any, ...]) -> Call:
-    if len(args) != 2 or type(args[1]) not in (int, float):
-        return fn, args
-    shape, x = args
-    dtype = dtypes.int64 if type(x) is int else dtypes.default_float
-    if dtype.name not in TYPES | WHOLE:
-        return fn, args
-    return filled, (_stored(x, dtype), (shape,) if isinstance(shape, int) else tuple(shape))
-
-
-def filled(number: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """`Tensor.full(shape, number)`."""
-    return number.expand(shape)
+    return number if number.device == device else number.to(device)
 
 
 def tell(node: TraceNode, key: Key, line: str) -> None:

@@ -110,10 +110,7 @@ NUMBERS: dict[str, Callable[[Tensor, int], Tensor]] = {
     "chosen, a number": lambda x, i: (x > 0).where(x, i * 0.5),
     "whole ones chosen": lambda x, i: x * (x > 0).where((x * 3).int(), i),
     "filled in": lambda x, i: x.masked_fill(x < 0, i * 0.5),
-    "everywhere": lambda x, i: x + Tensor.full((5,), i * 0.5),
-    "everywhere, whole": lambda x, i: x * Tensor.full(5, i),
     "whole": lambda x, i: x * ((x > 0).int() * (i + 2)),
-    "expanded": lambda x, i: x * Tensor(i * 0.5).expand(5),
 }
 
 
