@@ -10,7 +10,7 @@ from typing import Any
 from manygrad.tensor.deferred.arguments import UnknownArgument, is_carried, told
 from manygrad.tensor.deferred.calls import DeferredCall, Making, PutOff, Read, Resumed, needed_for
 from manygrad.tensor.deferred.counts import COUNTS
-from manygrad.tensor.deferred.tensors import DeferredTensor, settle
+from manygrad.tensor.deferred.tensors import DeferredTensor, is_placed, settle
 from manygrad.tensor.deferred.trace import PUT_OFF, THREAD, Trace, begin, flush_others, making_calls, note_communication
 from manygrad.tensor.deferred.tree import KeptGraphs, Key, Spec, TraceEnding, TraceNode
 from manygrad.tensor.engine import MadeCalls, engine
@@ -157,8 +157,9 @@ def end_with_round(trace: Trace) -> None:
     """What lives of a loop is computed, which nobody has read for many rounds."""
     done = False
     living = [t for _, t in trace.values.living()]
+    placed = [t for t in living if is_placed(t)]  # (what lies on no device yet stays so)
     try:
-        if may_be_replayed(trace):
+        if may_be_replayed(trace) and len(placed) == len(living):
             with LOCK:
                 done, _ = all_as_one(trace, ("round",))
         if not done:
@@ -166,7 +167,7 @@ def end_with_round(trace: Trace) -> None:
     finally:
         begin(trace.tree)
     if not done:
-        trace.inside(engine().realize, (living,), {})
+        trace.inside(engine().realize, (placed,), {})
 
 
 # *** values that are read ***

@@ -17,15 +17,15 @@ from typing import Any, Protocol
 
 from manygrad.tensor.deferred.arguments import External, most_carried, nbytes
 from manygrad.tensor.deferred.calls import TraceValues
-from manygrad.tensor.deferred.tensors import DeferredTensor
+from manygrad.tensor.deferred.tensors import is_placed
 from manygrad.tensor.deferred.tree import Key, TraceNode, TraceTree
 from manygrad.tensor.deferred.varying import MOST_NUMBERS, takes_numbers
 from manygrad.tensor.engine import engine
 
 FIRST_LOOK = 64  # at a trace of so many calls, and then at one of four times as many, and so on
+LEAST_CALLS = 256  # of a trace that ends with a round: fewer may be one call of a long function
 LEAST_ROUNDS = 3
 CALLS = 64  # of a trace of such a loop, about
-MOST_CONSTANT = 1 << 16  # bytes of one number in all places, which takes none as long as it is not stored
 
 
 class CallsSoFar(Protocol):
@@ -69,7 +69,8 @@ class Rounds:
             note_numbers(path, trace.tree)
             node.round = round_of(path)
         place, every = node.round
-        if place is not None and not self.was_met and can_be_stored(trace):
+        is_long = node.depth >= LEAST_CALLS or self.begins_with is not None
+        if place is not None and is_long and not self.was_met and can_be_stored(trace):
             self.begins_with, self.every, self.left = place, every, 0
         self.was_met = False
 
@@ -101,8 +102,7 @@ def can_be_stored(trace: CallsSoFar) -> bool:
     meant never to be."""
     most = most_carried(trace.external.nodes)
     for _, t in trace.values.living():
-        where = t._spec.device if type(t) is DeferredTensor else t.uop.device
-        if t.requires_grad or nbytes(t.shape, t.dtype) > (MOST_CONSTANT if where is None else most):
+        if t.requires_grad or (is_placed(t) and nbytes(t.shape, t.dtype) > most):
             return False
     return True
 

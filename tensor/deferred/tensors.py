@@ -87,6 +87,11 @@ class DeferredTensor(Tensor):
         return self._spec.device or self._spec.home
 
 
+def is_placed(t: Tensor) -> bool:
+    """Whether it lies on a device: numbers, and what is made of them alone, go with what lies on any."""
+    return (t._spec.device if type(t) is DeferredTensor else t.uop.device) is not None
+
+
 def settle(t: Tensor, made: Tensor) -> None:
     """`t` is what was made for it."""
     d = t.__dict__
@@ -97,4 +102,4 @@ def settle(t: Tensor, made: Tensor) -> None:
     LIVE.add(t)
 
 
-__all__ = ["DeferredTensor", "PutsOff", "settle"]
+__all__ = ["DeferredTensor", "PutsOff", "is_placed", "settle"]

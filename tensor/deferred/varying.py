@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from manygrad.tensor.deferred.tensors import DeferredTensor
+from manygrad.tensor.deferred.tensors import is_placed
 from manygrad.tensor.deferred.tree import Key, TraceNode
 from manygrad.tensor.dtype import DType
 from manygrad.tensor.tensor import Tensor
@@ -55,13 +55,13 @@ def has_new_number(node: TraceNode, key: Key, args: tuple[Any, ...]) -> bool:
 def with_input(fn: Callable[..., Any], args: tuple[Any, ...]) -> Call:
     """A call that has another number each time, that number as a stored tensor."""
     tensors = [x for x in args if isinstance(x, Tensor) and not _is_number(x)]
-    if not tensors or not _is_placed(tensors[0]):  # (what lies on no device goes with any other)
+    if not tensors or not is_placed(tensors[0]):  # (what lies on no device goes with any other)
         return fn, args
     given = [x if not _is_number(x) else _stored(x.uop.arg, x.dtype, tensors[0].device) for x in args]
     # (what a condition chooses from has the type, and not the condition)
     of_type = next((x for x in args[fn.__name__ == "_where" :] if any(x is t for t in tensors)), None)
     takes_last = len(args) == (3 if fn.__name__ in CHOICES else 2)
-    if takes_last and of_type is not None and _is_placed(of_type) and type(x := args[-1]) in (int, float):
+    if takes_last and of_type is not None and is_placed(of_type) and type(x := args[-1]) in (int, float):
         name = of_type.dtype.name
         if name in TYPES or (type(x) is int and name in WHOLE and "div" not in fn.__name__):
             given[-1] = _stored(x, of_type.dtype, of_type.device)
@@ -70,10 +70,6 @@ def with_input(fn: Callable[..., Any], args: tuple[Any, ...]) -> Call:
 
 def _is_number(x: Any) -> bool:
     return type(x) is Tensor and x.uop.op is Ops.CONST and not x._requires_grad and x.dtype.name in TYPES | WHOLE
-
-
-def _is_placed(t: Tensor) -> bool:
-    return (t._spec.device if type(t) is DeferredTensor else t.uop.device) is not None
 
 
 def _stored(x: float, dtype: DType, device: Any) -> Tensor:

@@ -63,7 +63,7 @@ def test_a_sampler(times: str, layers: int, counts: Counts) -> None:
     assert times in ("full", "number") or (counts.replays >= 10 and counts.captures <= 12)
 
 
-def test_a_simulation_in_place(counts: Counts) -> None:
+def test_a_simulation_in_place() -> None:
     def run() -> list[np.ndarray]:
         place, speed = Tensor(array(6)).realize(), Tensor(array(6, seed=1)).realize()
         for i in range(600):
@@ -74,7 +74,6 @@ def test_a_simulation_in_place(counts: Counts) -> None:
         return [place.numpy(), speed.numpy()]
 
     same(run)
-    assert counts.replays >= 10
 
 
 def test_an_iteration_that_keeps_what_it_made(counts: Counts) -> None:
@@ -163,3 +162,14 @@ def test_what_is_large_stays_lazy(make: Callable[[Tensor, int], Tensor], no_coll
     made = [make(x, i) for i in range(300)]
     assert GlobalCounters.mem_used - held < 1 << 16
     assert made[200][3, 4].item() == make(x, 200)[3, 4].item()
+
+
+def test_what_lies_on_no_device_goes_with_any() -> None:
+    """Numbers, and what is made of them, that live when a loop is cut, or are others in each round."""
+    devices = ("CPU:0", "CPU:1")
+    x, y = Tensor(array(4, 3)).realize(), Tensor(array(4, 3)).shard(devices, 0).realize()
+    for i in range(120):
+        mask = Tensor.arange(3).expand(4, 3) + Tensor.full((4, 3), i * 0.5)
+        z = Tensor.ones(4, 3) * (i * 0.25) + mask
+        x, y = x + 0.01 * z, y + 0.01 * z
+    np.testing.assert_allclose(x.numpy(), y.numpy(), rtol=1e-5)
