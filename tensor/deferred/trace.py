@@ -86,7 +86,8 @@ class Trace:
         rounds = self.rounds
         if self.node.depth >= rounds.look_at:
             rounds.look(self)
-        if rounds.begins_with == (fn, id(code), at) and not rounds.is_held and rounds.is_over(self):
+        begins = rounds.begins_with
+        if begins is not None and begins == (fn, id(code), at) and not rounds.is_held and rounds.is_over(self):
             return self.next_round().call(fn, args, kwargs)
         if self.tree.varying and not kwargs and (fn, id(code), at) in self.tree.varying:
             fn, args = with_input(fn, args)
@@ -226,7 +227,7 @@ class Trace:
             self.node.note_known(child)
         else:
             child = self._grow(fn, key, known, code)
-            if not kwargs and has_new_number(self.node, key, args):
+            if not kwargs and has_new_number(self.node, key):
                 self.tree.note_varying(key[:3], code)
             child.describe(out, args, {id(t) for t in LIVE.newer(self)})
             if MOVES.computed != computed:  # what it gives may depend on values

@@ -39,7 +39,7 @@ def takes_numbers(key: Key) -> bool:
     return bool(key) and getattr(key[0], "__name__", "") in TAKING
 
 
-def has_new_number(node: TraceNode, key: Key, args: tuple[Any, ...]) -> bool:
+def has_new_number(node: TraceNode, key: Key) -> bool:
     """Whether a call that is new below `node` has been there with a few other numbers, and all else alike."""
     if not takes_numbers(key):
         return False

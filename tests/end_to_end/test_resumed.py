@@ -62,7 +62,7 @@ def test_killed_three_times(command: Callable[..., Any], tmp_path: Path, undistu
     for epoch in range(3):
         run.wait_for_log(0, "first step done" if not epoch else f"attempt {epoch + 1} begins")
         if epoch:
-            time.sleep(chance.uniform(0.0, 1.5))  # (the run goes on for 4 s, or longer)
+            time.sleep(chance.uniform(0.0, 1.5))  # (short enough that the run has not ended)
         else:
             while not (tmp_path / "checkpoints" / "step-00000050").exists():
                 time.sleep(0.01)
