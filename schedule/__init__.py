@@ -13,7 +13,7 @@ from manygrad.multi.world import World
 from manygrad.schedule.cache import Schedule, Schedules
 from manygrad.schedule.normalize import as_param, normalize
 from manygrad.schedule.plan import Plan, plan_of, shared_first
-from manygrad.tensor.environment import COLLECTIVE, SCACHE, SUM_BLOCKS
+from manygrad.tensor.environment import COLLECTIVE, DETECT_ANOMALY, SCACHE, SUM_BLOCKS
 from manygrad.tensor.source import LINE
 from manygrad.tensor.uop import UOp
 from manygrad.tensor.uop.passes import timed
@@ -33,8 +33,8 @@ def create_linear_with_vars(sink: UOp, me: World, schedules: Schedules, is_recor
     `is_recorded`: by a TinyJit, which keeps what comes of it, so the graph need not be kept for the next time."""
     ordered, shared = shared_first(sink, me)
     graph, buffers, var_vals = normalize(ordered)
-    linear, plan = create_schedule(graph, me, schedules, shared, is_recorded)
-    return Scheduled(linear, var_vals, buffers, plan)
+    schedule = create_schedule(graph, me, schedules, shared, is_recorded)
+    return Scheduled(schedule.linear, var_vals, buffers, schedule.plan)
 
 
 def create_schedule(
@@ -42,29 +42,28 @@ def create_schedule(
 ) -> Schedule:
     """The LINEAR of a graph over numbered PARAMs, from `schedules` where it was scheduled before.
 
-    The first `shared` effects are those for which workers communicate. On several workers the lines are part of the
-    key: errors name the lines of collectives, and equal graphs may stand on different ones.
+    The first `shared` effects are those for which workers communicate. On several workers, and where anomalies are
+    looked for, the lines are part of the key: errors name them, and equal graphs may stand on different ones.
     """
     if not SCACHE:
         schedules.misses += 1
         return _planned(normal, _lower(normal, me), me, shared)
-    lines = tuple([LINE.get(u) for u in normal.toposort()]) if shared else ()
+    is_named = bool(shared or DETECT_ANOMALY)
+    lines = tuple([LINE.get(u) for u in normal.toposort()]) if is_named else ()
     key = (normal, me.rank, me.size, me.link, shared, lines, SUM_BLOCKS.value, COLLECTIVE.value)
     found = schedules.find(key)
+    if found is None and (digests := schedules.digests(normal, me)) is not None:
+        digest = (digests.entry if is_named else digests.graph, shared)
+        found = schedules.find_again(digest, key, is_recorded)
     if found is not None:
         schedules.hits += 1
-        return found
-    digests = schedules.digests(normal, me)
-    if digests is None:
-        schedules.misses += 1
-        schedules.keep(key, found := _planned(normal, _lower(normal, me), me, shared))
-        return found
-    digest = (digests.entry if shared else digests.graph, shared)
-    found = schedules.find_again(digest, key, is_recorded)
-    if found is not None:
-        schedules.hits += 1
+        if DETECT_ANOMALY:
+            found.tell_lines()
         return found
     schedules.misses += 1
+    if digests is None:
+        schedules.keep(key, found := _planned(normal, _lower(normal, me), me, shared))
+        return found
     found = _planned(normal, _load_or_lower(normal, digests.entry, me, schedules), me, shared)
     schedules.keep_digest(digest, found)
     return found
@@ -77,7 +76,8 @@ def _lower(normal: UOp, me: World) -> UOp:
 
 
 def _planned(normal: UOp, linear: UOp, me: World, shared: int) -> Schedule:
-    return Schedule(linear, plan_of(normal, shared, linear, me) if shared else None)
+    plan = plan_of(normal, shared, linear, me) if shared else None
+    return Schedule(linear, plan, tuple([LINE.get(call) for call in linear.src]))
 
 
 def create_linear(normal: UOp, me: World, schedules: Schedules) -> UOp:

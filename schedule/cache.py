@@ -44,10 +44,17 @@ class ByteStore(Protocol):
 
 
 class Schedule(NamedTuple):
-    """`linear` over PARAMs; `plan`, where it communicates with other workers."""
+    """`linear` over PARAMs, whose calls are of `lines`; `plan`, where it communicates with other workers."""
 
     linear: UOp
     plan: Plan | None
+    lines: tuple[str | None, ...] = ()
+
+    def tell_lines(self) -> None:
+        """Its calls are of its lines again: another schedule of the same calls may have been made since."""
+        for call, line in zip(self.linear.src, self.lines):
+            if line is not None:
+                LINE[call] = line
 
 
 class Digests(NamedTuple):
@@ -124,7 +131,7 @@ class Schedules:
         except Exception:  # whatever is in it
             return None  # of another program that writes the same folder: made again
         for node, line in lines:
-            LINE.setdefault(node, line)
+            LINE[node] = line
         for i, ast in enumerate(_kernels(linear)):
             KEY.setdefault(ast, data[4 + i * _DIGEST_BYTES : 4 + (i + 1) * _DIGEST_BYTES])
         return linear

@@ -82,7 +82,7 @@ def plan_memory(items: list[Item]) -> UOp:
 
 def _call_of(item: Item) -> UOp:
     call = UOp(Ops.CALL, dtypes.void, (item.what, *item.args))
-    LINE.setdefault(call, item.line)
+    LINE[call] = item.line  # (the same call of an older schedule may be of another line)
     return call
 
 

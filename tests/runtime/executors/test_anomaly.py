@@ -47,10 +47,30 @@ MADE: list[tuple[Callable[[], Tensor], str]] = [
 @pytest.mark.parametrize("program, expected", MADE, ids=[e for _, e in MADE])
 @pytest.mark.parametrize("device", ["CPU", "PYTHON"])
 def test_the_op_that_makes_it_is_named(program: Callable[[], Tensor], expected: str, device: str) -> None:
-    with Context(DEVICE=device, SCACHE=0):  # (a kernel has the line that it was scheduled for first)
+    with Context(DEVICE=device):
         with detect_anomaly(), pytest.raises(AnomalyError, match=expected) as told:
             program().numpy()
         assert f"on {device}" in str(told.value) and "test_anomaly.py:" in str(told.value)
+
+
+@pytest.mark.parametrize("device", ["CPU", "PYTHON"])
+def test_the_line_is_that_of_the_program_and_not_of_an_equal_one(device: str) -> None:
+    """Equal computations have one kernel and one schedule, in memory and on disk, and stay apart by their lines."""
+
+    def here(x: Tensor) -> None:
+        (x.log() * 3).numpy()
+
+    def there(x: Tensor) -> None:
+        (x.log() * 3).numpy()
+
+    for scache in (1, 0, 1):
+        for _ in range(3):
+            for program in (here, there):
+                with Context(DEVICE=device, SCACHE=scache):
+                    program(floats(1, 2))  # (what is not looked at has a schedule as well)
+                    with detect_anomaly(), pytest.raises(AnomalyError) as told:
+                        program(floats(1, -3))
+                    assert f"test_anomaly.py:{program.__code__.co_firstlineno + 1} " in str(told.value)
 
 
 FINE: list[Callable[[], Tensor]] = [
