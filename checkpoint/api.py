@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from manygrad.checkpoint.index import NAME
-from manygrad.checkpoint.memory import Loaded, snapshot
+from manygrad.checkpoint.memory import Loaded, SnapshotMemory, snapshot
 from manygrad.checkpoint.reader import CheckpointReader, committed, is_checkpoint
 from manygrad.checkpoint.remote_writer import RemoteAttempt
 from manygrad.checkpoint.store import is_remote, location
@@ -30,7 +30,8 @@ def save(folder: Folder, state: Any, step: int, *, keep: int | None = None, time
     `state_dict()` (modules, optimisers, schedules, loaders). Each rank writes what it holds, of copies a share; each
     element is written once. It is a checkpoint once all of it is on disk, and not before. `keep`: then only so many of
     the newest ones stay. CheckpointError: it was not saved; also where other ranks have written nothing for `timeout_s`
-    (COLLECTIVE_TIMEOUT_S). Cost: a copy of what this rank writes, and as many bytes to the file system.
+    (COLLECTIVE_TIMEOUT_S). No thread may change the state meanwhile. Cost: what this rank holds goes to the file system
+    from where it lies, and is read once for its checksums.
     """
     return attempt(folder, keep, timeout_s).write(taken(state, step))
 
@@ -50,8 +51,8 @@ def attempt(folder: Folder, keep: int | None, timeout_s: float | None) -> Attemp
     return attempt if (hooks := communication.hooks) is None else replace(attempt, has_failed=hooks.has_failed)
 
 
-def taken(state: Any, step: int) -> Snapshot:
-    """A copy of the state in host memory, of what this rank is to write."""
+def taken(state: Any, step: int, memory: SnapshotMemory | None = None) -> Snapshot:
+    """The state in host memory, of what this rank is to write; a copy in `memory`, if the state may change."""
     if isinstance(step, bool) or not isinstance(step, int) or step < 0:
         raise ValueError(f"the step of a checkpoint is a whole number from 0 on, not {step!r}")
     tree, tensors, copies = flatten(state)
@@ -61,7 +62,7 @@ def taken(state: Any, step: int) -> Snapshot:
         if dtype not in NAMES:
             raise TypeError(f"save: {name} is {dtype.name}, which safetensors files do not have; cast it first")
         codes[name] = NAMES[dtype]
-    parts = snapshot(tensors, copies)
+    parts = snapshot(tensors, copies, memory)
     return Snapshot(
         current().world.rank, step, tree, {n: (codes[n], tuple(t.shape), *parts[n]) for n, t in tensors.items()}
     )

@@ -15,6 +15,7 @@ import numpy as np
 
 from manygrad.checkpoint.api import Folder, attempt, placed, read, taken
 from manygrad.checkpoint.copies import Copies
+from manygrad.checkpoint.memory import SnapshotMemory
 from manygrad.checkpoint.reader import CheckpointReader, Saved, committed
 from manygrad.checkpoint.replicas import check_replicas
 from manygrad.checkpoint.store import location
@@ -73,6 +74,7 @@ class Checkpointer:
         self.asynchronous, self.on_error, self.timeout_s = asynchronous, on_error, timeout_s
         self.check_every, self.memory_every = check_every, memory_every
         self._copies = Copies(self.folder or "")
+        self._memory = SnapshotMemory()
         self._threads = Threads()
         self._thread: ScopedThread | None = None
         self._error: CheckpointError | None = None
@@ -117,7 +119,7 @@ class Checkpointer:
             return
         self.finish()
         try:
-            snapshot = taken({**self.state, RNG: _RandomState()}, step)
+            snapshot = taken({**self.state, RNG: _RandomState()}, step, self._memory if self.asynchronous else None)
             work: list[Callable[[], object]] = [self._copies.begin(snapshot)] if in_memory else []
             if on_disk:
                 to = attempt(self.folder, self.keep, self.timeout_s)

@@ -173,7 +173,8 @@ class Copies:
         if self.has_failed:
             return
         try:
-            data, about = snapshot.part_file
+            data: list[memoryview] = []
+            about = snapshot.part_file(data.append)
             whole = np.empty(sum(map(len, data)), np.uint8)
             at = 0
             for piece in data:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from manygrad.tensor.engine import default_device, engine
 from manygrad.tensor.tensor import Tensor
 from manygrad.tensor.uop import Ops
 
+ALIGN = 64  # bytes, of parts in a snapshot's memory
 Read = Callable[[Bounds], np.ndarray]  # of a global box: what was saved there
 
 
@@ -31,11 +33,29 @@ def layout_of(t: Tensor | np.ndarray) -> TensorLayout:
     return TensorLayout(t.shape, t.dtype.itemsize, (world.rank_of(t.device),) if named else tuple(range(world.size)))
 
 
+class SnapshotMemory:
+    """Where the parts of a snapshot are copied to. It is kept for the next one, whose copies find its pages there."""
+
+    def __init__(self) -> None:
+        self.whole = np.empty(0, np.uint8)
+
+    def copies(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
+        """They are valid until they are asked for again."""
+        ends = list(accumulate((-(-a.nbytes // ALIGN) * ALIGN for a in arrays), initial=0))
+        if self.whole.nbytes < ends[-1]:
+            self.whole = np.empty(ends[-1], np.uint8)
+        out = [self.whole[at : at + a.nbytes].view(a.dtype).reshape(a.shape) for at, a in zip(ends, arrays)]
+        for to, a in zip(out, arrays):
+            np.copyto(to, a)
+        return out
+
+
 def snapshot(
-    tensors: dict[str, Tensor | np.ndarray], copies: set[str]
+    tensors: dict[str, Tensor | np.ndarray], copies: set[str], memory: SnapshotMemory | None = None
 ) -> dict[str, tuple[list[TensorPart], list[np.ndarray]]]:
-    """By name: who writes which parts, and copies of this rank's own ones. What is lazy, or a view, is computed first,
-    by all that hold it; `copies` are kept, not copied again. Cost: a pass over memory."""
+    """By name: who writes which parts, and this rank's own ones: copies in `memory`, so that training may go on, or,
+    without it, where they lie. What is lazy, or a view, is computed first, by all that hold it; `copies` are not copied
+    again. Cost: a pass over memory, or none."""
     # (asked once: by what is computed here, or in another thread, a lazy value becomes a stored one)
     lazy = {
         name: t.detach().clone()
@@ -47,58 +67,72 @@ def snapshot(
         first.realize(*others)
     rank = current().world.rank
     divided = divide([layout_of(t) for t in tensors.values()])
-    out = {}
+    own: list[np.ndarray] = []
+    changing: list[int] = []  # which of them others may write to meanwhile
     for (name, t), parts in zip(tensors.items(), divided):
-        whole = lazy.get(name, t)
-        own = whole is not t or name in copies  # and nobody else writes there
-        out[name] = parts, [_part(whole, p.box, own) for p in parts if p.owner == rank]
-    return out
+        is_copy = name in lazy or name in copies
+        for p in parts:
+            if p.owner == rank:
+                array, lies_there = _part(lazy.get(name, t), p.box)
+                if lies_there and not is_copy:
+                    changing.append(len(own))
+                own.append(array)
+    if memory is not None:
+        for i, copied in zip(changing, memory.copies([own[i] for i in changing])):
+            own[i] = copied
+    found = map(_contiguous, own)
+    return {name: (parts, [next(found) for p in parts if p.owner == rank]) for name, parts in zip(tensors, divided)}
 
 
-def _part(t: Tensor | np.ndarray, box: Bounds, own: bool) -> np.ndarray:
-    """The elements `box`, which lie on this worker; a copy, unless the memory is our own."""
+def _contiguous(array: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(array).reshape(array.shape)
+
+
+def _part(t: Tensor | np.ndarray, box: Bounds) -> tuple[np.ndarray, bool]:
+    """The elements `box`, which lie on this worker, and whether it is there that they are."""
     whole = tuple((0, d) for d in t.shape)
     if isinstance(t, np.ndarray):
-        return np.array(t[within(box, whole)], order="C")
+        return t[within(box, whole)], True
     found = storage(t.uop)
     if isinstance(found, Buffer):
-        return _read(found, whole, box, own)
+        return _read(found, whole, box)
     how = layout_of(t)
     for i, b in enumerate(found):
         if b is not None and all(a <= c and d <= e for (a, e), (c, d) in zip(how.box(i), box)):
-            return _read(b, how.box(i), box, own)
+            return _read(b, how.box(i), box)
     raise AssertionError(f"no device of rank {current().world.rank} holds {box} of a tensor of shape {t.shape}")
 
 
-def _read(b: Buffer, lies: Bounds, box: Bounds, own: bool) -> np.ndarray:
+def _read(b: Buffer, lies: Bounds, box: Bounds) -> tuple[np.ndarray, bool]:
     raw = b.as_numpy()
-    array = (b.copyout() if raw is None else raw).reshape([y - x for x, y in lies])[within(box, lies)]
-    return np.ascontiguousarray(array).reshape(array.shape) if own or raw is None else np.array(array, order="C")
+    array = b.copyout() if raw is None else raw
+    return array.reshape([y - x for x, y in lies])[within(box, lies)], raw is not None
 
 
 class Loaded:
     """A saved tensor in host memory, of which this worker has read what it will hold: `place()` makes it a Tensor."""
 
     def __init__(self, like: Any, shape: tuple[int, ...], dtype: DType, read: Read):
-        self.shape, self.dtype = shape, dtype
+        self.dtype = dtype
         whole = tuple((0, d) for d in shape)
         self.like = like if isinstance(like, Tensor) and tuple(like.shape) == shape and 0 not in shape else None
-        self.parts: list[np.ndarray | None] | None = None
+        self.arrays: list[np.ndarray | None] | None = None  # of several devices
         self.array: np.ndarray | None = None
         if self.like is None or not isinstance(self.like.device, tuple):
             self.array = read(whole)
             return
         how, rank = layout_of(self.like), current().world.rank
-        self.parts, seen = [], dict[Bounds, np.ndarray]()
+        self.arrays, seen = [], dict[Bounds, np.ndarray]()
         for i, owner in enumerate(how.ranks):
             box = how.box(i)
             if owner == rank and box not in seen:
                 seen[box] = read(box)
-            self.parts.append(seen[box] if owner == rank else None)
+            self.arrays.append(seen[box] if owner == rank else None)
 
     def place(self) -> Tensor:
-        """On the devices of what it was read like, and cut where that is; else on the default device."""
-        if self.parts is None:
+        """On the devices of what it was read like, and cut where that is; else on the default device. Where a device
+        can compute with the memory that it was read into, that is the tensor's, once."""
+        if self.arrays is None:
             assert self.array is not None
             device = default_device() if self.like is None else self.like.device
             if isinstance(device, str) and current().world.is_local(device) and not device.startswith("DISK"):
@@ -108,7 +142,10 @@ class Loaded:
         u = engine().new_buffer(self.like.detach().cast(self.dtype).uop, self.like.device)
         found = storage(u)
         assert isinstance(found, list)
-        for b, array in zip(found, self.parts):
+        given: set[int] = set()
+        for i, (b, array) in enumerate(zip(found, self.arrays)):
             if b is not None and array is not None:
-                b.copyin(array)
+                own = None if id(array) in given else Buffer.over(b.device.name, array, self.dtype)
+                found[i] = b.copyin(array) if own is None else own
+                given.add(id(array))
         return Tensor(u)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import re
 from typing import Any, NamedTuple
-from zlib import crc32
 
 import numpy as np
 
 from manygrad.checkpoint.disk_errors import errors_of
-from manygrad.checkpoint.index import CHUNK, NAME, box_of, nbytes_of, path_of, read_index
+from manygrad.checkpoint.index import CHUNK, NAME, box_of, checksums, nbytes_of, path_of, read_index
 from manygrad.checkpoint.layout import Bounds, common, size, within
 from manygrad.checkpoint.store import is_remote, store_of
 from manygrad.errors import CheckpointError
@@ -18,6 +17,7 @@ from manygrad.nn.state.safetensors import CODES
 from manygrad.tensor.dtype import DType
 
 COMMITTED = re.compile(r"step-(\d{8,})(?:\.(\d+))?")
+PIECE = 64 * CHUNK  # read at once
 
 
 class Saved(NamedTuple):
@@ -69,8 +69,12 @@ class CheckpointReader:
         for part in t["parts"]:
             lies = box_of(part)
             if (wanted := common(lies, box)) is not None:
-                rows = (wanted[0], *lies[1:]) if lies else lies
-                out[within(wanted, box)] = self._rows(name, part, rows)[within(wanted, rows)]
+                place = out[within(wanted, box)]
+                if wanted == lies and lies and place.flags.c_contiguous:
+                    self._read_into(name, part, 0, memoryview(place.reshape(-1).view(np.uint8)))
+                else:
+                    rows = (wanted[0], *lies[1:]) if lies else lies
+                    out[within(wanted, box)] = self._rows(name, part, rows)[within(wanted, rows)]
                 found += size(wanted)
         if found != out.size:
             raise CheckpointError(
@@ -86,20 +90,25 @@ class CheckpointReader:
         first = (rows[0][0] - part["start"][0]) * row if rows else 0
         last = first + size(rows) * CODES[code].itemsize
         begin, end = first // CHUNK * CHUNK, min(-(-last // CHUNK) * CHUNK, total)
+        data = np.empty(end - begin, np.uint8)
+        self._read_into(name, part, begin, memoryview(data))
+        return data[first - begin : last - begin].view(CODES[code].np).reshape([b - a for a, b in rows])
+
+    def _read_into(self, name: str, part: dict[str, Any], begin: int, view: memoryview) -> None:
+        """Whole chunks of a part, from its byte `begin` on, which are checked."""
         path = path_of(self.folder, part["file"])
-        with errors_of("reading", path):
-            data = self.store.read(path, part["offset"] + begin, end - begin)
-        data += bytes(end - begin - len(data))  # (where the file ends before)
-        view = memoryview(data)
-        for at in range(0, len(data), CHUNK):
-            if crc32(view[at : at + CHUNK]) != part["crc32"][(begin + at) // CHUNK]:
-                raise CheckpointError(
-                    f"{path} is damaged: the checksum of {name!r} is wrong in the {CHUNK} bytes from byte "
-                    f"{part['offset'] + begin + at} on; use another checkpoint"
-                )
-        return np.frombuffer(data, np.uint8)[first - begin : last - begin].view(CODES[code].np).reshape(
-            [b - a for a, b in rows]
-        )  # fmt: skip
+        for at in range(0, len(view), PIECE):
+            piece, offset = view[at : at + PIECE], part["offset"] + begin + at
+            with errors_of("reading", path):
+                count = self.store.read_into(path, offset, piece)
+            piece[count:] = bytes(len(piece) - count)  # (where the file ends before)
+            first = (begin + at) // CHUNK
+            for i, found in enumerate(checksums(piece)):
+                if found != part["crc32"][first + i]:
+                    raise CheckpointError(
+                        f"{path} is damaged: the checksum of {name!r} is wrong in the {CHUNK} bytes from byte "
+                        f"{offset + i * CHUNK} on; use another checkpoint"
+                    )
 
     def verify(self) -> None:
         """Reads all of it."""

@@ -36,7 +36,8 @@ class RemoteAttempt(Attempt):
             with errors_of("saving", at):
                 self._clear_remote(store)
                 store.make_folder(at)
-                data, about = snapshot.part_file
+                data: list[memoryview] = []
+                about = snapshot.part_file(data.append)
                 store.write(f"{at}/{part_name(self.rank)}", data)
                 store.write(f"{at}/part-{self.rank:05d}.json", [memoryview(json.dumps(about).encode())])
                 return self._commit_remote(store, at, snapshot) if self.rank == 0 else self._wait_until_done(store, at)

@@ -49,6 +49,10 @@ class CheckpointStore(Protocol):
         """`count` bytes from `begin` on, or all; fewer where the file ends."""
         ...
 
+    def read_into(self, path: str, begin: int, into: memoryview) -> int:
+        """The bytes from `begin` on; returns how many there were, fewer than asked for where the file ends."""
+        ...
+
 
 class LocalStore:
     """Files of the system."""
@@ -60,13 +64,16 @@ class LocalStore:
         return os.path.getsize(path)
 
     def read(self, path: str, begin: int = 0, count: int | None = None) -> bytearray:
+        data = bytearray(max(0, os.path.getsize(path) - begin) if count is None else count)
+        return data[: self.read_into(path, begin, memoryview(data))]
+
+    def read_into(self, path: str, begin: int, into: memoryview) -> int:
+        at = 0
         with open(path, "rb", buffering=0) as f:
-            data = bytearray(max(0, os.fstat(f.fileno()).st_size - begin) if count is None else count)
             f.seek(begin)
-            view, at = memoryview(data), 0
-            while at < len(data) and (n := f.readinto(view[at:])):
+            while at < len(into) and (n := f.readinto(into[at:])):
                 at += n
-        return data if at == len(data) else data[:at]
+        return at
 
 
 class RemoteStore:
@@ -112,6 +119,11 @@ class RemoteStore:
     def read(self, path: str, begin: int = 0, count: int | None = None) -> bytearray:
         end = None if count is None else begin + count
         return bytearray(self._do(path, lambda: self.fs.cat_file(path, start=begin, end=end)))
+
+    def read_into(self, path: str, begin: int, into: memoryview) -> int:
+        data = self.read(path, begin, len(into))
+        into[: len(data)] = data
+        return len(data)
 
     def write(self, path: str, parts: Iterable[memoryview]) -> None:
         """A file of all the parts. One of at most PIECE bytes is put there at once, a larger one in pieces."""

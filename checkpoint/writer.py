@@ -28,14 +28,15 @@ from zlib import crc32
 import numpy as np
 
 from manygrad.checkpoint.disk_errors import errors_of
-from manygrad.checkpoint.index import NAME, checksums, encode, merged
+from manygrad.checkpoint.index import CHUNK, NAME, checksums, encode, merged
 from manygrad.checkpoint.layout import TensorPart
 from manygrad.checkpoint.reader import CheckpointReader, Saved, committed
 from manygrad.errors import CheckpointError, OtherRankFailed
 
+PIECE = 8 * CHUNK  # bytes written at once
 STALLED_S = 0.3  # nothing is written for so long in a run that has failed: who is waited for will not come
-LOOK_S = 0.005  # between looks for the other ranks, at first; then ever longer ones, up to
-LONGEST_LOOK_S = 0.2
+# between looks for the other ranks: a part of how long has been waited, within these bounds
+LOOK_S, LONGEST_LOOK_S, LOOK_PART = 0.005, 0.2, 0.03
 _ATTEMPT = re.compile(r"step-\d+\.(.+)\.(\d+)\.tmp")
 
 
@@ -49,12 +50,12 @@ class Snapshot:
     tensors: dict[str, tuple[str, tuple[int, ...], list[TensorPart], list[np.ndarray]]]
 
     @cached_property
-    def part_file(self) -> tuple[list[memoryview], dict[str, Any]]:
-        """The bytes of the file that the rank writes, and its description: {"files": ..., "tensors": ...} as in the
-        index."""
+    def _laid_out(self) -> tuple[bytes, list[tuple[dict[str, Any], np.ndarray]], dict[str, Any]]:
+        """How the file that the rank writes begins, its arrays with the descriptions of the parts that they are, and
+        its own: {"files": ..., "tensors": ...} as in the index."""
         file = part_name(self.rank)
         header: dict[str, Any] = {"__metadata__": {"step": str(self.step), "rank": str(self.rank)}}
-        arrays: list[np.ndarray] = []
+        arrays: list[tuple[dict[str, Any], np.ndarray]] = []
         tensors: dict[str, Any] = {}
         offset = 0
         for name, (code, shape, parts, own) in self.tensors.items():
@@ -66,18 +67,30 @@ class Snapshot:
                 key = name if whole else f"{name}[{', '.join(f'{a}:{b}' for a, b in box)}]"
                 header[key] = {"dtype": code, "shape": dims, "data_offsets": [offset, offset + array.nbytes]}
                 about["parts"].append({"start": start, "shape": dims, "file": file, "offset": offset})
-                arrays.append(array)
+                arrays.append((about["parts"][-1], array))
                 offset += array.nbytes
         text = json.dumps(header).encode()
         text += b" " * (-len(text) % 8)
         head = struct.pack("<Q", len(text)) + text
-        written = iter(arrays)
-        for about in tensors.values():
-            for part in about["parts"]:
-                part["offset"] += len(head)
-                part["crc32"] = checksums(_bytes(next(written)))
+        for part, _ in arrays:
+            part["offset"] += len(head)
         files = {file: {"nbytes": len(head) + offset, "header": len(head), "crc32": crc32(head)}}
-        return [memoryview(head), *map(_bytes, arrays)], {"files": files, "tensors": tensors}
+        return head, arrays, {"files": files, "tensors": tensors}
+
+    def part_file(self, write: Callable[[memoryview], object]) -> dict[str, Any]:
+        """Gives the bytes of the file that the rank writes to `write`, one chunk after the other, and returns its
+        description."""
+        head, arrays, about = self._laid_out
+        write(memoryview(head))
+        for part, array in arrays:
+            data = memoryview(array.reshape(-1).view(np.uint8))
+            found: list[int] = []
+            for at in range(0, len(data), CHUNK):
+                if "crc32" not in part:
+                    found += checksums(data[at : at + CHUNK])
+                write(data[at : at + CHUNK])  # (which is in the processor's cache now)
+            part.setdefault("crc32", found)
+        return about
 
 
 @dataclass(frozen=True)
@@ -138,13 +151,11 @@ class Attempt:
     # *** parts ***
 
     def _write_parts(self, at: str, snapshot: Snapshot) -> None:
-        data, about = snapshot.part_file
         with open(os.path.join(at, part_name(self.rank)), "wb", buffering=0) as f:
-            for part in data:
-                _write_all(f, part)
+            about = snapshot.part_file(_PartWriter(f))
             os.fsync(f.fileno())
         _sync_folder(at)  # (before the description, after which rank 0 may rename it)
-        _write_file(os.path.join(at, f"part-{self.rank:05d}.json"), json.dumps(about).encode())
+        _write_file(os.path.join(at, f"part-{self.rank:05d}.json"), json.dumps(about).encode(), on_disk=False)
 
     # *** agreement ***
 
@@ -186,7 +197,8 @@ class Attempt:
     def _wait(self, at: str, done: Any) -> None:
         """Until `done(names in the folder)`. CheckpointError where another rank has failed, or none has written
         anything for timeout_s."""
-        since, before, look_s = time.monotonic(), -1, LOOK_S
+        began = since = time.monotonic()
+        before = -1
         while True:
             try:
                 there = self.look(at)
@@ -213,8 +225,7 @@ class Attempt:
                     "needs a longer timeout_s",
                     peer=missing[0],
                 )
-            time.sleep(look_s)
-            look_s = min(look_s * 1.5, LONGEST_LOOK_S)
+            time.sleep(min(LONGEST_LOOK_S, max(LOOK_S, LOOK_PART * (time.monotonic() - began))))
 
 
 def part_name(rank: int) -> str:
@@ -259,21 +270,34 @@ def _sizes(folder: str) -> dict[str, int]:
     return found
 
 
-def _bytes(array: np.ndarray) -> memoryview:
-    return memoryview(array.reshape(-1).view(np.uint8))
-
-
 def _write_all(f: BinaryIO | Any, data: memoryview) -> None:
     at = 0
     while at < len(data):
-        at += f.write(data[at : at + (64 << 20)]) or 0
+        at += f.write(data[at:]) or 0
 
 
-def _write_file(path: str, data: bytes) -> None:
-    """Whole and on disk, or not there."""
+class _PartWriter:
+    """Writes piece by piece. The disk begins with the first ones, and not at fsync."""
+
+    def __init__(self, f: BinaryIO | Any) -> None:
+        self.f, self.written, self.begun = f, 0, 0
+
+    def __call__(self, piece: memoryview) -> None:
+        _write_all(self.f, piece)
+        self.written += len(piece)
+        whole = self.written // CHUNK * CHUNK  # (a page that is being written to the disk cannot be written to)
+        if whole - self.begun >= PIECE and hasattr(os, "posix_fadvise"):
+            # (what is not on disk yet is not forgotten, but begun to be written)
+            os.posix_fadvise(self.f.fileno(), self.begun, whole - self.begun, os.POSIX_FADV_DONTNEED)
+            self.begun = whole
+
+
+def _write_file(path: str, data: bytes, on_disk: bool = True) -> None:
+    """Whole (and `on_disk`), or not there."""
     with open(f"{path}.part", "wb", buffering=0) as f:
         _write_all(f, memoryview(data))
-        os.fsync(f.fileno())
+        if on_disk:
+            os.fsync(f.fileno())
     os.rename(f"{path}.part", path)
 
 

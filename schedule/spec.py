@@ -39,8 +39,8 @@ from manygrad.tensor.uop.spec import (
     TENSOR,
     VALUES,
     VOID,
+    GraphSpec,
     Need,
-    Spec,
     also,
     are_ints,
     are_names,
@@ -250,7 +250,7 @@ def _is_given_memory(u: UOp) -> bool:
 _MEMORY: Need = ("buffers, or VIEWs of them, as arguments", _memory)
 _MESSAGES = frozenset({Ops.SEND, Ops.RECEIVE, Ops.RELEASE, Ops.SETTLE})
 _IS_MESSAGE: Need = ("a SEND, RECEIVE, RELEASE or SETTLE first", lambda u: u.src[0].op in _MESSAGES)
-LINEAR: Spec = {
+LINEAR: GraphSpec = GraphSpec({
     **spec_of(
         *_CALLED,
         rule("CALL of a kernel", Ops.CALL,
@@ -278,7 +278,7 @@ LINEAR: Spec = {
         rule("LINEAR holds CALLs", Ops.LINEAR, VOID, kinds("CALLs as sources", {Ops.CALL})),
     ),
     **{op: STORED[op] for op in (Ops.PARAM, Ops.BUFFER, Ops.MSELECT)},
-}  # fmt: skip
+})  # fmt: skip
 
 # pass -> what it leaves
 GRAPHS = {

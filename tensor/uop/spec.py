@@ -8,7 +8,7 @@ the specs of the schedule's stages, which begin with it, stand in `schedule/spec
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from math import prod
 from typing import Any, NamedTuple
 
@@ -16,7 +16,9 @@ from manygrad.tensor.dtype import DType, dtypes
 from manygrad.tensor.uop.args import BufferSpec, CheckArg, ReduceArg, ShardArg, VarArg
 from manygrad.tensor.uop.ops import GroupOp, Ops
 from manygrad.tensor.uop.shape import is_buffer
+from manygrad.tensor.uop.table import Table
 from manygrad.tensor.uop.uop import UOp
+from manygrad.tensor.uop.walk import toposort
 
 Need = tuple[str, Callable[[UOp], bool]]
 
@@ -27,7 +29,13 @@ class Rule(NamedTuple):
     needs: tuple[Need, ...]
 
 
-Spec = Mapping[Ops, tuple[Rule, ...]]
+class GraphSpec(dict[Ops, tuple[Rule, ...]]):
+    """The rules by op; only these ops are legal. Nobody changes it."""
+
+    __hash__ = object.__hash__  # type: ignore[assignment]
+
+
+_HELD: Table[set[GraphSpec]] = Table("specs held")  # those that a node and all below it were found to hold
 NEAREST = 3  # rules that a message tells of
 
 
@@ -35,35 +43,52 @@ def rule(name: str, ops: Ops | Iterable[Ops], *needs: Need) -> Rule:
     return Rule(name, frozenset((ops,)) if isinstance(ops, Ops) else frozenset(ops), needs)
 
 
-def spec_of(*rules: Rule) -> Spec:
+def spec_of(*rules: Rule) -> GraphSpec:
     """The rules by op; only these ops are legal."""
-    return {op: tuple(r for r in rules if op in r.ops) for op in Ops if any(op in r.ops for r in rules)}
+    return GraphSpec({op: tuple(r for r in rules if op in r.ops) for op in Ops if any(op in r.ops for r in rules)})
 
 
-def plus(spec: Spec, *rules: Rule) -> Spec:
+def plus(spec: GraphSpec, *rules: Rule) -> GraphSpec:
     """The spec with these rules, which replace all others about their ops."""
-    return {**spec, **spec_of(*rules)}
+    return GraphSpec({**spec, **spec_of(*rules)})
 
 
-def without(spec: Spec, *ops: Ops) -> Spec:
+def without(spec: GraphSpec, *ops: Ops) -> GraphSpec:
     """The spec of a stage in which there are no `ops` any more."""
-    return {op: rules for op, rules in spec.items() if op not in ops}
+    return GraphSpec({op: rules for op, rules in spec.items() if op not in ops})
 
 
-def also(spec: Spec, *needs: Need, but: Iterable[Ops] = ()) -> Spec:
+def also(spec: GraphSpec, *needs: Need, but: Iterable[Ops] = ()) -> GraphSpec:
     """The spec whose rules have more needs, those of the ops `but` apart."""
     apart = frozenset(but)
-    return {
-        op: rules if op in apart else tuple(r._replace(needs=(*r.needs, *needs)) for r in rules)
-        for op, rules in spec.items()
-    }
+    return GraphSpec(
+        {
+            op: rules if op in apart else tuple(r._replace(needs=(*r.needs, *needs)) for r in rules)
+            for op, rules in spec.items()
+        }
+    )
 
 
-def verify(root: UOp, spec: Spec, name: str, enter: Callable[[UOp], bool] | None = None) -> None:
+def verify(root: UOp, spec: GraphSpec, name: str, enter: Callable[[UOp], bool] | None = None) -> None:
     """AssertionError where a node below `root` is not legal after the pass `name`; `enter` false: do not look below a
-    node. Sources are looked at first, so that a rule may rely on theirs."""
-    for u in root.toposort(enter):
+    node, the same ones for each call with one spec. Sources are looked at first, so that a rule may rely on theirs.
+
+    A rule is about the node and what stands below it, which does not change: what holds is not looked at again, so that
+    after a pass that changes little, little is."""
+
+    def is_new(u: UOp) -> bool:
+        held = _HELD.get(u)
+        return (held is None or spec not in held) and (enter is None or enter(u))
+
+    for u in toposort((root,), is_new):
+        held = _HELD.get(u)
+        if held is not None and spec in held:
+            continue
         assert _is_legal(u, spec.get(u.op, ())), f"after pass {name!r}: {_described(u)} {_broken(u, spec)}"
+        if held is None:
+            _HELD[u] = {spec}
+        else:
+            held.add(spec)
 
 
 def _is_legal(u: UOp, rules: tuple[Rule, ...]) -> bool:
@@ -79,7 +104,7 @@ def _is_legal(u: UOp, rules: tuple[Rule, ...]) -> bool:
     return False
 
 
-def _broken(u: UOp, spec: Spec) -> str:
+def _broken(u: UOp, spec: GraphSpec) -> str:
     rules = spec.get(u.op, ())
     if not rules:
         return "is not legal: no rule of this stage is about its op"

@@ -24,6 +24,10 @@ SMALLEST: dict[str, tuple[list[str], list[str]]] = {
     ),
     "conv.py": (["--batch", "2", "--width", "4", "--repeats", "2"], ["3->4 7x7 s2", "to weights", "torch/ours"]),
     "allreduce.py": (["--sizes", "256,64K", "--workers", "2", "--repeats", "5"], ["algbw", "64K"]),
+    "checkpoints.py": (
+        ["--size", "1M", "--workers", "2", "--rounds", "1"],
+        ["saved by 2 workers", "pause", "limit/ours", "bytes read / needed: ours"],
+    ),
     "schedule.py": (
         ["--workers", "4,1024", "--repeats", "1", "--layers", "1", "--dim", "32"],
         ["lower_shards", "ratio of scheduling"],

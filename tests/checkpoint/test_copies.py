@@ -95,7 +95,8 @@ def snapshot_file(rank: int) -> PartFile:
         "alone": ("F64", (), [TensorPart((), 1)], [ALONE] if rank == 1 else []),
     }
     snapshot = Snapshot(rank, 7, {"value": f"of rank {rank}"}, tensors)  # type: ignore[arg-type]
-    data, about = snapshot.part_file
+    data: list[memoryview] = []
+    about = snapshot.part_file(data.append)
     return PartFile({"step": 7, "state": snapshot.state, **about}, np.frombuffer(b"".join(data), np.uint8).copy())
 
 

@@ -49,7 +49,9 @@ def test_the_page(command: Callable[..., Any], tmp_path: Path) -> None:
     ask(stop)
     run.wait()
     assert run.code == 143 and "rank 1 failed: killed by SIGKILL" in run.err, run.err
-    (step,) = re.findall(r"the run was preempted \(SIGTERM\): step (\d+) is saved", run.err.partition("attempts:")[0])
+    saved = re.search(r"the run was preempted \(SIGTERM\): step (\d+) is saved", run.err.partition("attempts:")[0])
+    assert saved is not None, run.err
+    step = saved[1]
     write(int(step) + 20)
     run = command(*again).wait()
     assert run.code == 0 and f"begins at step {step}\n" in run.out and "done" in run.out, (run.out, run.err)

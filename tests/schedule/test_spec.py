@@ -36,7 +36,7 @@ from manygrad.tensor.uop.args import (
     ShardArg,
     VarArg,
 )
-from manygrad.tensor.uop.spec import TENSOR, Spec, verify
+from manygrad.tensor.uop.spec import TENSOR, GraphSpec, verify
 from tests.schedule.programs import sink_of
 from tests.schedule.test_golden import PROGRAMS
 
@@ -55,7 +55,7 @@ load = UOp(Ops.LOAD, f32, (place,))
 copy = UOp(Ops.COPY, f32, (), "CPU:1")
 body = UOp(Ops.SINK, void, (x,))
 
-SPECS: dict[str, Spec] = {"tensor": TENSOR, **GRAPHS, "kernel": KERNEL, "linear": LINEAR}
+SPECS: dict[str, GraphSpec] = {"tensor": TENSOR, **GRAPHS, "kernel": KERNEL, "linear": LINEAR}
 
 BROKEN = [
     ("tensor", "one dtype", UOp(Ops.ADD, f32, (x, n))),

@@ -8,7 +8,7 @@ from manygrad.runtime.codegen.kernel.transcendental import SELDOM, Lookup
 from manygrad.runtime.codegen.target import Dot
 from manygrad.schedule.spec import KERNEL
 from manygrad.tensor.uop.ops import GroupOp, Ops
-from manygrad.tensor.uop.spec import FLOAT, LIKE_FIRST, Spec, also, plus, rule, sources, verify, without
+from manygrad.tensor.uop.spec import FLOAT, LIKE_FIRST, GraphSpec, also, plus, rule, sources, verify, without
 from manygrad.tensor.uop.uop import UOp
 
 _DOT = rule(
@@ -28,14 +28,14 @@ _INSTRUCTIONS = (
          sources(1), FLOAT, LIKE_FIRST,
          ("a Lookup as arg", lambda u: isinstance(u.arg, Lookup) and all(type(v) is float for v in u.arg.values))),
 )  # fmt: skip
-_SIMPLE: Spec = plus(KERNEL, *_INSTRUCTIONS)  # (a kernel may come with functions that are expanded already)
-_DOTS: Spec = plus(KERNEL, _DOT, *_INSTRUCTIONS)
-_LEGAL: Spec = also(
+_SIMPLE: GraphSpec = plus(KERNEL, *_INSTRUCTIONS)  # (a kernel may come with functions that are expanded already)
+_DOTS: GraphSpec = plus(KERNEL, _DOT, *_INSTRUCTIONS)
+_LEGAL: GraphSpec = also(
     without(_DOTS, Ops.EXP, Ops.LOG, Ops.SIN, Ops.POW),
     ("arithmetic in more than half precision", lambda u: not any(s.dtype.is_half for s in u.src)),
     but=[op for op in Ops if op not in GroupOp.ALU | {Ops.REDUCE} or op is Ops.WHERE],
 )
-FORMS: Mapping[str, Spec] = {"simple": _SIMPLE, "dots": _DOTS, "legal": _LEGAL}
+FORMS: Mapping[str, GraphSpec] = {"simple": _SIMPLE, "dots": _DOTS, "legal": _LEGAL}
 
 
 def kernel_spec(ast: UOp, form: str, after: str) -> None:
