@@ -30,8 +30,8 @@ def save(folder: Folder, state: Any, step: int, *, keep: int | None = None, time
     `state_dict()` (modules, optimisers, schedules, loaders). Each rank writes what it holds, of copies a share; each
     element is written once. It is a checkpoint once all of it is on disk, and not before. `keep`: then only so many of
     the newest ones stay. CheckpointError: it was not saved; also where other ranks have written nothing for `timeout_s`
-    (COLLECTIVE_TIMEOUT_S). No thread may change the state meanwhile. Cost: what this rank holds goes to the file system
-    from where it lies, and is read once for its checksums.
+    (COLLECTIVE_TIMEOUT_S). What another thread changes meanwhile may be saved as it was before or after. Cost: what
+    this rank writes goes to the file system from where it lies, chunk by chunk.
     """
     return attempt(folder, keep, timeout_s).write(taken(state, step))
 
@@ -63,9 +63,8 @@ def taken(state: Any, step: int, memory: SnapshotMemory | None = None) -> Snapsh
             raise TypeError(f"save: {name} is {dtype.name}, which safetensors files do not have; cast it first")
         codes[name] = NAMES[dtype]
     parts = snapshot(tensors, copies, memory)
-    return Snapshot(
-        current().world.rank, step, tree, {n: (codes[n], tuple(t.shape), *parts[n]) for n, t in tensors.items()}
-    )
+    saved = {n: (codes[n], tuple(t.shape), *parts[n]) for n, t in tensors.items()}
+    return Snapshot(current().world.rank, step, tree, saved, is_copy=memory is not None)
 
 
 def load(folder: Folder, state: Any) -> Any:

@@ -119,7 +119,8 @@ class Checkpointer:
             return
         self.finish()
         try:
-            snapshot = taken({**self.state, RNG: _RandomState()}, step, self._memory if self.asynchronous else None)
+            memory = self._memory if self.asynchronous or in_memory else None
+            snapshot = taken({**self.state, RNG: _RandomState()}, step, memory)
             work: list[Callable[[], object]] = [self._copies.begin(snapshot)] if in_memory else []
             if on_disk:
                 to = attempt(self.folder, self.keep, self.timeout_s)

@@ -42,12 +42,14 @@ _ATTEMPT = re.compile(r"step-\d+\.(.+)\.(\d+)\.tmp")
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What a rank will write: of each tensor code of its type, shape, parts, and arrays of the rank's own parts."""
+    """What a rank will write: of each tensor code of its type, shape, parts, and arrays of the rank's own parts.
+    `is_copy`: nobody else writes to these arrays."""
 
     rank: int
     step: int
     state: Any
     tensors: dict[str, tuple[str, tuple[int, ...], list[TensorPart], list[np.ndarray]]]
+    is_copy: bool = True
 
     @cached_property
     def _laid_out(self) -> tuple[bytes, list[tuple[dict[str, Any], np.ndarray]], dict[str, Any]]:
@@ -86,10 +88,13 @@ class Snapshot:
             data = memoryview(array.reshape(-1).view(np.uint8))
             found: list[int] = []
             for at in range(0, len(data), CHUNK):
-                if "crc32" not in part:
-                    found += checksums(data[at : at + CHUNK])
-                write(data[at : at + CHUNK])  # (which is in the processor's cache now)
-            part.setdefault("crc32", found)
+                chunk = data[at : at + CHUNK]
+                if not self.is_copy:  # (the checksum is of what is written, whatever other threads do meanwhile)
+                    chunk = memoryview(bytes(chunk))
+                if "crc32" not in part or not self.is_copy:
+                    found += checksums(chunk)
+                write(chunk)  # (which is in the processor's cache now)
+            part["crc32"] = found or part.get("crc32", [])
         return about
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +138,42 @@ def test_a_resumed_training_has_the_same_bits(optimizer: Any, asynchronous: bool
         assert len(found) == len(whole) - 8
         for a, b in zip(whole[8:], found):
             assert a.tobytes() == b.tobytes()
+
+
+def test_what_another_thread_changes_meanwhile_is_saved_whole(tmp_path: Path) -> None:
+    """As it was before, or after, row by row, and never so that the checkpoint is damaged."""
+    a, is_saved = np.zeros((64, 1 << 16), np.float32), threading.Event()  # 16 chunks
+
+    def change() -> None:
+        while not is_saved.is_set():
+            np.add(a, 1, out=a)
+
+    thread = threading.Thread(target=change)
+    thread.start()
+    try:
+        for step in range(5):
+            save(tmp_path, {"a": a}, step, keep=1)
+    finally:
+        is_saved.set()
+        thread.join()
+    found = load(tmp_path, None)["a"]
+    assert found.max() > 0 and np.array_equal(found, np.round(found))
+
+
+def test_a_snapshot_is_as_the_state_was(tmp_path: Path) -> None:
+    """What a save in the background writes, in memory that the last one had, is of the step in which it was taken."""
+    w, array = Tensor(values((300, 1000))).realize(), values((200, 1000), 1)
+    with Checkpointer(tmp_path, {"w": w, "array": array}, every=1, keep=None, asynchronous=True) as checkpoints:
+        taken = []
+        for step in range(4):
+            taken.append((w.numpy().copy(), array.copy()))
+            checkpoints.step(step)
+            w.assign(w * 2).realize()
+            array += 1
+    for step, (then, array) in enumerate(taken):
+        again = load(tmp_path / f"step-{step:08d}", None)
+        np.testing.assert_array_equal(again["w"].numpy(), then)
+        np.testing.assert_array_equal(again["array"], array)
 
 
 def test_random_numbers_go_on_where_the_state_was_taken() -> None:
