@@ -39,22 +39,10 @@ from typing import Any
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 from sides import mpi, network
+from sides.units import nbytes_of, text_of
 
 SIZES = "256,1K,4K,16K,64K,256K,1M,4M,16M,64M,256M"
 BUDGET_S = 1.5  # for the repeats of one size on one side
-
-
-def nbytes_of(text: str) -> int:
-    """`64K` -> 65536."""
-    unit = {"K": 10, "M": 20, "G": 30}.get(text[-1].upper())
-    return int(text) if unit is None else int(text[:-1]) << unit
-
-
-def text_of(nbytes: int) -> str:
-    for unit, bits in (("M", 20), ("K", 10)):
-        if nbytes >= 1 << bits:
-            return f"{nbytes >> bits}{unit}"
-    return str(nbytes)
 
 
 def timed(run: Callable[[], object], align: Callable[[], object], repeats: int) -> list[float]:

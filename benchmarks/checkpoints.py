@@ -33,15 +33,13 @@ from typing import Any
 
 import numpy as np
 
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+
+from sides.units import nbytes_of
+
 TENSOR_NBYTES, PIECE_NBYTES, LIMIT_S = 16 << 20, 8 << 20, 900
 TURNS = 3  # of the disk and of a save, which a disk that others use as well needs; of these the median
 Times = dict[str, float]
-
-
-def nbytes_of(text: str) -> int:
-    """`64K` -> 65536."""
-    unit = {"K": 10, "M": 20, "G": 30}.get(text[-1].upper())
-    return int(text) if unit is None else int(text[:-1]) << unit
 
 
 def values(nbytes: int) -> dict[str, np.ndarray]:
@@ -151,7 +149,7 @@ def torchs(what: str, nbytes: int, folder: str, rank: int, size: int, port: int)
     if what == "save":
         saves = []
         for step in range(TURNS):
-            saves.append(seconds(lambda: dcp.save(state, checkpoint_id=f"{path}{step}"), dist.barrier))  # noqa: B023
+            saves.append(seconds(partial(dcp.save, state, checkpoint_id=f"{path}{step}"), dist.barrier))
             dist.barrier()
         found = {"save": statistics.median(saves)}
         for step in range(3):

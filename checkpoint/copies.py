@@ -8,7 +8,7 @@ A snapshot stays until all ranks have the next one, so there is always a whole o
 over an endpoint of its own, in the thread that saves (`Neighbours`), and over that of the collectives while all ranks
 resume (`CopiesReader`): sealed, with deadlines, and ended by a failure, as all else is.
 
-Memory: twice what a rank writes, four times while the next snapshot is on its way.
+Memory: three times what a rank writes, five times while the next snapshot is on its way.
 """
 
 from __future__ import annotations

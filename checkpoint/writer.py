@@ -33,7 +33,7 @@ from manygrad.checkpoint.layout import TensorPart
 from manygrad.checkpoint.reader import CheckpointReader, Saved, committed
 from manygrad.errors import CheckpointError, OtherRankFailed
 
-PIECE = 8 * CHUNK  # bytes written at once
+PIECE = 8 * CHUNK  # bytes that are written before the disk is asked to begin with them
 STALLED_S = 0.3  # nothing is written for so long in a run that has failed: who is waited for will not come
 # between looks for the other ranks: a part of how long has been waited, within these bounds
 LOOK_S, LONGEST_LOOK_S, LOOK_PART = 0.005, 0.2, 0.03
@@ -86,15 +86,15 @@ class Snapshot:
         write(memoryview(head))
         for part, array in arrays:
             data = memoryview(array.reshape(-1).view(np.uint8))
-            found: list[int] = []
+            known, found = part.get("crc32") if self.is_copy else None, list[int]()
             for at in range(0, len(data), CHUNK):
                 chunk = data[at : at + CHUNK]
                 if not self.is_copy:  # (the checksum is of what is written, whatever other threads do meanwhile)
                     chunk = memoryview(bytes(chunk))
-                if "crc32" not in part or not self.is_copy:
+                if known is None:
                     found += checksums(chunk)
                 write(chunk)  # (which is in the processor's cache now)
-            part["crc32"] = found or part.get("crc32", [])
+            part["crc32"] = found if known is None else known
         return about
 
 
@@ -292,8 +292,8 @@ class _PartWriter:
         self.written += len(piece)
         whole = self.written // CHUNK * CHUNK  # (a page that is being written to the disk cannot be written to)
         if whole - self.begun >= PIECE and hasattr(os, "posix_fadvise"):
-            # (what is not on disk yet is not forgotten, but begun to be written)
-            os.posix_fadvise(self.f.fileno(), self.begun, whole - self.begun, os.POSIX_FADV_DONTNEED)
+            with suppress(OSError):  # (a hint: what is not on disk yet is not forgotten, but begun to be written)
+                os.posix_fadvise(self.f.fileno(), self.begun, whole - self.begun, os.POSIX_FADV_DONTNEED)
             self.begun = whole
 
 
