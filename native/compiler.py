@@ -8,13 +8,15 @@ from __future__ import annotations
 import ctypes
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import llvmlite.binding as llvm
 
+from manygrad.native.emit_object import emit_object
 from manygrad.native.processor import Processor, processor
 
 MADV_DONTNEED = 4
@@ -48,7 +50,7 @@ class Compiler:
         llvm.initialize_native_target()
         llvm.initialize_native_asmprinter()
         self.target = target or processor()
-        self.machine = self.target_machine()  # one for all kernels: to make it costs as much as to compile a small one
+        self.machines: list[Any] = []  # that no thread uses now: to make one costs as much as to compile a small kernel
         self.jit: Any = None
         self.lock = threading.RLock()
         self.count = self.compiled = 0  # libraries of this JIT; texts that were compiled
@@ -60,19 +62,29 @@ class Compiler:
             cpu=self.target.cpu, features=self.target.features, opt=2, reloc="pic", codemodel="default", jit=True
         )
 
+    @contextmanager
+    def _machine(self) -> Iterator[Any]:
+        """A target machine for this thread alone."""
+        try:
+            machine = self.machines.pop()
+        except IndexError:
+            machine = self.target_machine()
+        yield machine
+        self.machines.append(machine)
+
     def object_code(self, ir: str) -> bytes:
-        """Vectors, tiles and invariants are explicit in the IR, so few passes are needed."""
+        """Vectors, tiles and invariants are explicit in the IR, so few passes are needed. From any thread."""
         self.compiled += 1
         context = llvm.create_context()
         module = llvm.parse_assembly(ir, context)
         module.verify()
         module.triple = self.target.triple
-        module.data_layout = str(self.machine.target_data)
         passes = llvm.create_new_module_pass_manager()
         passes.add_sroa_pass()
-        builder = llvm.create_pass_builder(self.machine, llvm.create_pipeline_tuning_options(speed_level=1))
-        passes.run(module, builder)
-        return self.machine.emit_object(module)
+        with self._machine() as machine:
+            module.data_layout = str(machine.target_data)
+            passes.run(module, llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=1)))
+            return emit_object(machine, module)
 
     def load(self, code: bytes, names: Sequence[str]) -> dict[str, int]:
         """The addresses of the functions `names` of an object file, which stays loaded for good."""

@@ -19,6 +19,8 @@ SCRATCH_BYTES = 64 << 20  # address space of a thread's scratch memory; only wha
 
 
 class Low(Enum):
+    __hash__ = object.__hash__  # (as that of `Ops`)
+
     PARAM = auto()  # pointer of kernel argument arg
     SCRATCH = auto()  # pointer into the thread's scratch memory; arg byte offset
     VAR = auto()  # integer argument number arg

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from manygrad.tensor.uop.uop import UOp
 
 T = TypeVar("T")
-NOTHING: Any = MappingProxyType({})  # beside the many nodes that have no entry: a dict is as large as a node
+NOTHING: Any = MappingProxyType({})  # beside the many nodes that have no entry: a dict is as large as a node; no entry
 _FIRST = threading.Lock()  # held where a node gets its first one
 
 
@@ -73,9 +73,10 @@ class Memo(Table[T]):
         self.rule = rule
 
     def __call__(self, u: UOp) -> T:
-        if self not in u._beside:
-            _beside(u)[self] = self.rule(u)
-        return cast(T, u._beside[self])
+        found: T = u._beside.get(self, NOTHING)
+        if found is NOTHING:
+            found = _beside(u)[self] = self.rule(u)
+        return found
 
 
 class Inferred(Table[T]):
@@ -89,8 +90,9 @@ class Inferred(Table[T]):
         return self
 
     def __call__(self, u: UOp) -> T:
-        rule = self.rule
-        if self not in u._beside:
+        found: T = u._beside.get(self, NOTHING)
+        if found is NOTHING:
+            rule = self.rule
             stack = [s for s in u.src if self not in s._beside]
             while stack:
                 x = stack[-1]
@@ -101,8 +103,8 @@ class Inferred(Table[T]):
                 else:
                     _beside(x)[self] = rule(x)
                     stack.pop()
-            _beside(u)[self] = rule(u)
-        return cast(T, u._beside[self])
+            found = _beside(u)[self] = rule(u)
+        return found
 
 
 class AttributeTable(Inferred[T]):
@@ -139,7 +141,8 @@ class AttributeTable(Inferred[T]):
 
     def __call__(self, u: UOp) -> T:
         name = self.attribute
-        if not hasattr(u, name):
+        found: T = getattr(u, name, NOTHING)
+        if found is NOTHING:
             rule = self.rule
             stack = [s for s in u.src if not hasattr(s, name)]
             while stack:
@@ -151,8 +154,9 @@ class AttributeTable(Inferred[T]):
                 else:
                     setattr(x, name, rule(x))
                     stack.pop()
-            setattr(u, name, rule(u))
-        return cast(T, getattr(u, name))
+            found = rule(u)
+            setattr(u, name, found)
+        return found
 
 
 def memo(rule: Callable[[UOp], T]) -> Memo[T]:

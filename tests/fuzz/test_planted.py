@@ -13,7 +13,7 @@ import pytest
 from manygrad import Context
 from manygrad.runtime.codegen.analysis.affine import TileAnalysis
 from manygrad.runtime.codegen.emit import memory, stores, sums
-from manygrad.runtime.codegen.emit.emission import Emission
+from manygrad.runtime.codegen.emit.emission import Emission, Remembered
 from manygrad.runtime.codegen.loops.tiles import Tiler
 from manygrad.runtime.codegen.lowered import Inst
 from manygrad.runtime.codegen.pipeline import rendered
@@ -35,7 +35,7 @@ extremes, rest, remember = TileAnalysis.extremes, Tiler.rest, Emission.remember
 
 def keep_too_far_out(e: Emission, u: UOp, key: Any, inst: Inst) -> None:
     """A value holds wherever its instruction stands."""
-    e.blocks[inst.depth].values[key] = inst
+    e.values.setdefault(key, []).append(Remembered(e.blocks[inst.depth], inst, None))
 
 
 def too_narrow(analysis: TileAnalysis, terms: Any) -> tuple[int, int]:

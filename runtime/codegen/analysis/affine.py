@@ -98,14 +98,18 @@ class TileAnalysis:
         self.normal: set[UOp] = set()  # quotients and remainders made here: they stand for their value at the origin
         self._affine: dict[Atom, Affine | None] = {}
         self._uniform: dict[Atom, bool] = {}
-        self._touches: dict[UOp, tuple[UOp, ...]] = {}
+        self._touches: dict[UOp, tuple[Atom, tuple[UOp, ...]]] = {}  # it at the origin, and its tiled ranges
 
     def at(self, u: UOp, position: Position) -> Atom:
         """`u` with what matters to it of `position`."""
-        touches = self._touches.get(u)
-        if touches is None:
-            touches = self._touches[u] = tuple(r for r in self.tiled if r in ranges_of(u))
-        return Atom(u, tuple((r, p) for r in touches if (p := position.get(r, 0))) if touches else ())
+        found = self._touches.get(u)
+        if found is None:
+            found = self._touches[u] = Atom(u, ()), tuple(r for r in self.tiled if r in ranges_of(u))
+        origin, touches = found
+        if not position or not touches:
+            return origin
+        moved = [(r, p) for r in touches if (p := position.get(r, 0))]
+        return Atom(u, tuple(moved)) if moved else origin
 
     def alignment(self, terms: tuple[tuple[Atom, int], ...]) -> int:
         """Number that the sum of `terms` is a multiple of (0: it is 0)."""

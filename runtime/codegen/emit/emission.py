@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from manygrad.runtime.codegen.analysis.affine import Position, TileAnalysis
 from manygrad.runtime.codegen.loops.index import Index
@@ -34,14 +34,13 @@ INDEX = dtypes.index
 
 
 class OpenBlock:
-    """An open block: what was emitted in it, and what is known there."""
+    """An open block: what was emitted in it."""
 
     def __init__(self, begin: Inst | None = None) -> None:
         self.begin = begin
+        self.is_open = True
         self.insts: list[Inst] = []
         self.known: dict[Any, Inst] = {}  # (op, dtype, lanes, src, arg) -> the same instruction
-        self.values: dict[Any, Inst] = {}  # (expression, position) -> its value
-        self.bases: dict[Any, Basis] = {}  # with SPEC: of each of these
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,6 +50,14 @@ class Basis:
 
     conditions: OpenBlock
     origins: tuple[tuple[UOp, Inst | None], ...]
+
+
+class Remembered(NamedTuple):
+    """The value of an expression for as long as `block` is open."""
+
+    block: OpenBlock
+    inst: Inst
+    basis: Basis | None  # with SPEC
 
 
 class Instructions:
@@ -73,18 +80,22 @@ class Instructions:
         here: bool = False,
     ) -> Inst:
         """The instruction, in the outermost block where its sources are known; `here`: a new one in this block."""
-        depth = len(self.blocks) - 1 if here else max((s.depth for s in src), default=0)
-        if op is Low.LOAD:
-            depth = max(depth, self.conditions_from)
+        if here:
+            inst = Inst(op, dtype, lanes, src, arg, len(self.blocks) - 1)
+            self.blocks[-1].insts.append(inst)
+            return inst
+        depth = 0 if op is not Low.LOAD else self.conditions_from
+        for s in src:
+            if s.depth > depth:
+                depth = s.depth
         block = self.blocks[depth]
-        key = (op, dtype, lanes, src, _key(arg))
-        if not here and (found := block.known.get(key)) is not None:
-            return found
-        inst = Inst(op, dtype, lanes, src, arg, depth)
-        block.insts.append(inst)
-        if not here:
-            block.known[key] = inst
-        return inst
+        kind = type(arg)
+        key = (op, dtype, lanes, src, kind, arg.hex() if kind is float else arg)
+        found = block.known.get(key)
+        if found is None:
+            found = block.known[key] = Inst(op, dtype, lanes, src, arg, depth)
+            block.insts.append(found)
+        return found
 
     def const(self, value: Any, dtype: DType = INDEX, lanes: int = 1) -> Inst:
         return self.emit(Low.CONST, dtype, (), value, lanes)
@@ -135,8 +146,13 @@ class Instructions:
         self.blocks.append(OpenBlock(begin))
         return begin
 
-    def close(self) -> None:
+    def _pop(self) -> OpenBlock:
         block = self.blocks.pop()
+        block.is_open = False
+        return block
+
+    def close(self) -> None:
+        block = self._pop()
         into = self.blocks[-1].insts
         if block.begin is not None:
             into.append(block.begin)
@@ -148,10 +164,10 @@ class Instructions:
         """One or the other; what either moves out stands before both."""
         begin = self.open(Low.IF, (condition,))
         then()
-        first = self.blocks.pop().insts
+        first = self._pop().insts
         other = self.open(Low.ELSE)
         otherwise()
-        second = self.blocks.pop().insts
+        second = self._pop().insts
         end = Inst(Low.END, dtypes.void, 1, (), None, len(self.blocks) - 1)
         assert begin is not None and other is not None
         self.blocks[-1].insts.extend([begin, *first, other, *second, end])
@@ -198,6 +214,7 @@ class Emission(Instructions):
         self.sig, self.tiling, self.local, self.leaf, self.computed = tree.sig, tree.tiling, tree.local, leaf, computed
         lanes = tree.tiling.lanes
         self.scope = OpenTiles(lanes, tree.tiling.analysis(lanes), lanes.range)
+        self.values: dict[Any, list[Remembered]] = {}  # (expression, position) -> values, the outer blocks' first
         self.counters: dict[Index, Inst] = {}
         self.fetched: dict[tuple[UOp, int], list[Inst]] = {}  # variables: (what a group shares, which part of it)
         self.packed: set[UOp] = set()  # what local memory holds of the open tiles
@@ -227,24 +244,30 @@ class Emission(Instructions):
 
     def find(self, u: UOp, key: Any) -> Inst | None:
         """The value of `u` that is remembered under `key`, if one is known here."""
-        for block in reversed(self.blocks):
-            found = block.values.get(key)
-            if found is not None:
-                if self.is_verified:
-                    self._verify(u, found, block.bases[key])
+        values = self.values.get(key)
+        if values is None:
+            return None
+        while values:
+            block, found, basis = values[-1]
+            if block.is_open:
+                if basis is not None:
+                    self._verify(u, found, basis)
                 return found
+            values.pop()
         return None
 
     def remember(self, u: UOp, key: Any, inst: Inst) -> None:
         """In the block of its value, or where its ranges' tiles were opened, or where conditions are known that it may
         rest on, whichever is the innermost."""
-        opened = self.scope.opened
-        depth = max(inst.depth, self.conditions_from, *(opened.get(r, 0) for r in ranges_of(u)))
-        block = self.blocks[depth]
-        block.values[key] = inst
+        opened, depth = self.scope.opened, max(inst.depth, self.conditions_from)
+        for r in ranges_of(u):
+            if opened.get(r, 0) > depth:
+                depth = opened[r]
+        basis = None
         if self.is_verified:
             origins = tuple((r, self.scope.origin.get(r)) for r in ranges_of(u))
-            block.bases[key] = Basis(self.blocks[self.conditions_from], origins)
+            basis = Basis(self.blocks[self.conditions_from], origins)
+        self.values.setdefault(key, []).append(Remembered(self.blocks[depth], inst, basis))
 
     def _verify(self, u: UOp, found: Inst, basis: Basis) -> None:
         if basis.conditions not in self.blocks:
@@ -255,7 +278,3 @@ class Emission(Instructions):
             is_whole = origin is None and r in self.scope.tile and self.scope.tile[r] == fixed_size(r)
             if self.scope.origin.get(r) is not origin and not is_whole:
                 raise AssertionError(f"emission: the value of {u.op.name} is of another tile of {r.arg}: {found}")
-
-
-def _key(arg: Any) -> Any:
-    return (type(arg), arg.hex()) if type(arg) is float else (type(arg), arg)

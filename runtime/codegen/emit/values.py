@@ -26,28 +26,31 @@ CUSTOM = {"round": Low.ROUND, "scale": Low.SCALE, "within": Low.WITHIN}
 
 def value(e: Emission, root: UOp, position: Position) -> Inst:
     """The value of `root` at a tile position: a scalar where all lanes agree, else a vector."""
-    stack = [root]
-    while stack:
+    known = find(e, root, position)
+    if known is not None:
+        return known
+    stack, tried = [root], set[UOp]()
+    while True:
         u = stack[-1]
-        if find(e, u, position) is not None:
-            stack.pop()
-            continue
-        inst = e.leaf(e, u, position)
+        under = key(e, u, position)
+        inst = e.find(u, under)
         if inst is None:
-            seldom = u.op is Ops.CUSTOM and u.arg == SELDOM
-            needed = u.src[:-1] if seldom else u.src
-            missing = [s for s in needed if find(e, s, position) is None]
-            if missing:
-                stack.extend(missing)
-                continue
-            src: list[Inst] = [find(e, s, position) for s in needed]  # type: ignore[misc]
-            inst = branch_of_few(e, u, *src) if seldom else combine(e, u, src)
-        e.computed(e, u, position, inst)
-        remember(e, u, position, inst)
+            if u not in tried:
+                inst = e.leaf(e, u, position)
+            if inst is None:
+                seldom = u.op is Ops.CUSTOM and u.arg == SELDOM
+                needed = u.src[:-1] if seldom else u.src
+                src: list[Inst] = [find(e, s, position) for s in needed]  # type: ignore[misc]
+                if None in src:
+                    tried.add(u)
+                    stack += [s for s, there in zip(needed, src) if there is None]
+                    continue
+                inst = branch_of_few(e, u, *src) if seldom else combine(e, u, src)
+            e.computed(e, u, position, inst)
+            e.remember(u, under, inst)
         stack.pop()
-    found = find(e, root, position)
-    assert found is not None
-    return found
+        if not stack:
+            return inst
 
 
 def find(e: Emission, u: UOp, position: Position) -> Inst | None:
@@ -60,7 +63,8 @@ def remember(e: Emission, u: UOp, position: Position, inst: Inst) -> None:
 
 def key(e: Emission, u: UOp, position: Position) -> tuple[Atom, UOp | Inst | None]:
     """Key under which a value is remembered: vectors along one range are not those along another."""
-    return e.scope.analysis.at(u, position), e.scope.along if e.scope.vectorized in ranges_of(u) else None
+    scope = e.scope
+    return scope.analysis.at(u, position), scope.along if scope.vectors.range in ranges_of(u) else None
 
 
 def combine(e: Emission, u: UOp, src: list[Inst]) -> Inst:

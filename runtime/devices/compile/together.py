@@ -2,10 +2,10 @@
 
 Precondition: kernel ASTs, each once. Postcondition: all of them are loaded.
 
-What is on disk is loaded first. Of the rest, this thread generates one kernel's code after the other, while a second
-one has LLVM compile those before and loads them (LLVM does not hold Python's lock; llvmlite lets one thread in at a
-time, so more would not help). It gets Python's lock back soon whenever a call of LLVM ends: SWITCH_S. Kernels that
-differ in nothing but their sizes may have the same code, as copies do: that is compiled once.
+What is on disk is loaded first. Of the rest, this thread generates one kernel's code after the other, while others
+have LLVM compile those before and load them (LLVM does not hold Python's lock: `native/emit_object.py`). They get
+Python's lock back soon whenever a call of LLVM ends: SWITCH_S. Kernels that differ in nothing but their sizes may have
+the same code, as copies do: that is compiled once.
 
 Before a kernel is made it is claimed on disk: where another process of this host has the claim, the next kernel's turn
 comes, and the other one's result is read at the end. Workers that start together from an empty cache so share the work.
@@ -24,6 +24,7 @@ from functools import partial
 from queue import Queue
 from typing import Any, NamedTuple
 
+from manygrad.native.processor import cores
 from manygrad.runtime.codegen.pipeline import Prepared, prepare
 from manygrad.runtime.devices.base import Kernel, KernelStore
 from manygrad.runtime.devices.compile.compiled import Compiled
@@ -39,6 +40,7 @@ CLAIM_WAIT_S = 30.0
 POLL_S = 0.005
 SWITCH_S = 2e-4
 AHEAD = 4  # kernels whose code is generated and that wait for LLVM: few, so that other processes find some to claim
+COMPILERS = 3  # threads at most: LLVM takes about twice as long as this thread
 
 
 class Missing(NamedTuple):
@@ -69,38 +71,48 @@ def compile_together(compiled: Compiled[Any], asts: Iterable[UOp], keep: Keep) -
     if not missing:
         return
     others: list[Missing] = []
-    made: dict[bytes, bytes] = {}
-    with _switching(SWITCH_S), _behind(AHEAD) as llvm:
-        for m in missing:
-            claim = store.claim(m.key)
-            if claim is None:
-                others.append(m)
-                continue
-            with contextlib.ExitStack() as claims:
-                claims.enter_context(claim)
-                code = store.get(m.key)
-                if code is not None:  # made since we looked
-                    keep(m.ast, compiled.load(m.prepared, m.ast, code))
+    equal: list[tuple[Missing, bytes]] = []  # whose code another kernel of this call has, too
+    made: dict[bytes, bytes | None] = {}  # digest of a text -> its code, when it is there
+    with contextlib.ExitStack() as claims:
+        with _switching(SWITCH_S), _behind(AHEAD) as llvm:
+            for m in missing:
+                claim = store.claim(m.key)
+                if claim is None:
+                    others.append(m)
                     continue
-                start = time.perf_counter()
-                text = compiled.text(m.prepared)
-                if profile.active:
-                    profile.record(
-                        "compile",
-                        f"code of {m.prepared.name}",
-                        start,
-                        time.perf_counter(),
-                        {"opts": list(map(repr, m.prepared.opts))},
-                    )
-                llvm(partial(copy_context().run, _build, compiled, keep, m, text, made, claims.pop_all()))
+                with contextlib.ExitStack() as own:
+                    own.enter_context(claim)
+                    code = store.get(m.key)
+                    if code is not None:  # made since we looked
+                        keep(m.ast, compiled.load(m.prepared, m.ast, code))
+                        continue
+                    text = _text(compiled, m.prepared)
+                    digest = hashlib.sha256(text.partition("\n")[2].encode()).digest()
+                    if digest in made:
+                        claims.enter_context(own.pop_all())
+                        equal.append((m, digest))
+                        continue
+                    made[digest] = None
+                    llvm(partial(copy_context().run, _build, compiled, keep, m, text, made, digest, own.pop_all()))
+        for m, digest in equal:
+            keep(m.ast, compiled.load(m.prepared, m.ast, compiled.make(m.prepared, m.key, "", made[digest])))
     for m in others:
         keep(m.ast, compiled.load(m.prepared, m.ast, _from_other(compiled, m)))
 
 
+def _text(compiled: Compiled[Any], prepared: Prepared) -> str:
+    start = time.perf_counter()
+    text = compiled.text(prepared)
+    if profile.active:
+        opts = {"opts": list(map(repr, prepared.opts))}
+        profile.record("compile", f"code of {prepared.name}", start, time.perf_counter(), opts)
+    return text
+
+
 @contextlib.contextmanager
 def _behind(ahead: int) -> Iterator[Callable[[Callable[[], None]], None]]:
-    """A function that has jobs done in a thread, one after the other, while at most `ahead` wait. The first error ends
-    it, here or at the end. Exit handlers and threads that outlive the script compile, too: by then Python does not
+    """A function that has jobs done in threads, in order, while at most `ahead` wait. The first error ends it, here or
+    at the end. Exit handlers and threads that outlive the script compile, too: by then Python does not
     import concurrent.futures any more, and some versions start no thread, so that jobs are done at once."""
     jobs: Queue[Callable[[], None] | None] = Queue(ahead)
     errors: list[BaseException] = []
@@ -113,22 +125,25 @@ def _behind(ahead: int) -> Iterator[Callable[[Callable[[], None]], None]]:
                 errors.append(e)
 
     def give(job: Callable[[], None]) -> None:
-        if thread is None:
+        if not threads:
             job()
             return
         jobs.put(job)
         if errors:
             raise errors[0]
 
+    threads = []
     try:
-        thread = Threads().start("manygrad-llvm", work)
+        for i in range(min(COMPILERS, cores())):
+            threads.append(Threads().start(f"manygrad-llvm-{i}", work))
     except RuntimeError:
-        thread = None
+        pass
     try:
         yield give
     finally:
-        if thread is not None:
+        for _ in threads:
             jobs.put(None)
+        for thread in threads:
             thread.join()
     if errors:
         raise errors[0]
@@ -147,13 +162,17 @@ def _switching(seconds: float) -> Iterator[None]:
 
 
 def _build(
-    compiled: Compiled[Any], keep: Keep, m: Missing, text: str, made: dict[bytes, bytes], claim: contextlib.ExitStack
+    compiled: Compiled[Any],
+    keep: Keep,
+    m: Missing,
+    text: str,
+    made: dict[bytes, bytes | None],
+    digest: bytes,
+    claim: contextlib.ExitStack,
 ) -> None:
-    """`made`: code by the digest of what follows the first line of its text."""
     with claim:
         start = time.perf_counter()
-        same = hashlib.sha256(text.partition("\n")[2].encode()).digest()
-        code = made[same] = compiled.make(m.prepared, m.key, text, made.get(same))
+        code = made[digest] = compiled.make(m.prepared, m.key, text)
         if profile.active:
             profile.record(profile.compile_track(), m.prepared.name, start, time.perf_counter(), {"bytes": len(code)})
     keep(m.ast, compiled.load(m.prepared, m.ast, code))

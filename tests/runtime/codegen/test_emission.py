@@ -122,11 +122,7 @@ MACHINE = replace(host_target().machine, vector_bytes=64, registers=32)
 def kept_with_its_instruction(e: Emission, u: UOp, key: Any, inst: Inst) -> None:
     """What the values did: an instruction of the outermost block is remembered there."""
     remember(e, u, key, inst)
-    e.blocks[inst.depth].values[key] = inst
-    for block in reversed(e.blocks):
-        if key in block.bases:
-            e.blocks[inst.depth].bases[key] = block.bases[key]
-            break
+    e.values[key].append(e.values[key][-1]._replace(block=e.blocks[inst.depth]))
 
 
 remember = Emission.remember

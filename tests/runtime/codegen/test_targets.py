@@ -132,7 +132,9 @@ def test_products_of_bytes(target: Target, instruction: str, lanes: int | None) 
     opts = None if lanes is None else (Vectorize(1, lanes), Tensorize(2, 4), CacheRead(1, 2))
     prepared = prepare(bytes_product(33, 40, 50), target.machine, opts)
     assert Tensorize(2, 4) in prepared.opts
-    assert instruction in Compiler(target.processor).machine.emit_assembly(llvm.parse_assembly(prepared.code(render)))
+    assert instruction in Compiler(target.processor).target_machine().emit_assembly(
+        llvm.parse_assembly(prepared.code(render))
+    )
 
 
 @pytest.mark.parametrize("bits", [4, 8])
@@ -148,7 +150,7 @@ def test_blocks_of_bytes(target: Target, instructions: dict[int, str], bits: int
     prepared, arrays = prepare(packed_product(5, 3, 4, bits), target.machine), packed_arrays(5, 3, 4, bits)
     code = prepared.code(render)
     compiler = Compiler(target.processor)
-    assert instructions[bits] in compiler.machine.emit_assembly(llvm.parse_assembly(code))
+    assert instructions[bits] in compiler.target_machine().emit_assembly(llvm.parse_assembly(code))
     if target is AVX2_BYTES and runs_avx2():
         call(compiler, prepared, arrays)
         np.testing.assert_array_equal(arrays[0], packed_result(*arrays[1:]))
@@ -197,7 +199,7 @@ def test_a_block_of_small_numbers_is_widened_once() -> None:
     """Four rows by two vectors: 16 products for each two groups of four numbers of a block, added up in 16 bits, and
     then one instruction for each sum to widen it. Of larger numbers each product is widened."""
     code = prepare(packed_product(4, 2, 3), AVX2_BYTES.machine).code(render)
-    text = Compiler(AVX2.processor).machine.emit_assembly(llvm.parse_assembly(code))
+    text = Compiler(AVX2.processor).target_machine().emit_assembly(llvm.parse_assembly(code))
     counts = {name: len(re.findall(rf"\b{name}\b", text)) for name in ("vpmaddubsw", "vpaddw", "vpmaddwd", "vpaddd")}
     assert counts == {"vpmaddubsw": 16, "vpaddw": 16, "vpmaddwd": 8, "vpaddd": 0}
 
@@ -212,5 +214,7 @@ def test_products_of_bfloat16(layout: str, lanes: int | None) -> None:
     opts = None if lanes is None else (Vectorize(1, lanes), Tensorize(2, 2), CacheRead(1, 2))
     prepared = prepare(ast, ZEN.machine, opts)
     assert Tensorize(2, 2) in prepared.opts
-    assert "vdpbf16ps" in Compiler(ZEN.processor).machine.emit_assembly(llvm.parse_assembly(prepared.code(render)))
+    assert "vdpbf16ps" in Compiler(ZEN.processor).target_machine().emit_assembly(
+        llvm.parse_assembly(prepared.code(render))
+    )
     assert not any(o.kind == "tensorize" for o in prepare(ast, AVX2.machine).opts)

@@ -11,6 +11,7 @@ saturate.
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from manygrad.runtime.codegen.lowered import Inst, Low, LoweredProgram, Square
@@ -42,8 +43,7 @@ class LLVMPrinter(Registers):
 
     def run(self) -> str:
         for inst in self.program.insts:
-            found = self.inst(inst)
-            if found is not None:
+            if (found := self.inst(inst)) is not None:
                 self.names[inst] = found
         zeros = f"@zeros = private unnamed_addr constant [{ZEROS_BYTES} x i8] zeroinitializer, align 64"
         last = ["  fence seq_cst"] if self.aligned else []  # stores past the caches are not ordered otherwise
@@ -60,70 +60,26 @@ class LLVMPrinter(Registers):
     # *** instructions ***
 
     def inst(self, x: Inst) -> str | None:
+        """Prints an instruction; the name of its value, if it has one."""
+        names = self.names
         t = vector(scalar_type(x.dtype), x.lanes) if x.dtype is not dtypes.void else "void"
-        src = [self.names[s] for s in x.src if s in self.names]
-        match x.op:
-            case Low.CONST | Low.HERE:
-                return splat(literal(x.arg, x.dtype), scalar_type(x.dtype), x.lanes)
-            case Low.IOTA:
-                return "<" + ", ".join(f"i64 {i}" for i in range(x.lanes)) + ">"
-            case Low.TABLE:
-                return "<" + ", ".join(f"i64 {i}" for i in x.arg) + ">"
-            case Low.FIRST:
-                return "<" + ", ".join(f"i1 {'true' if i < x.arg else 'false'}" for i in range(x.lanes)) + ">"
-            case Low.SPLAT:
-                e = scalar_type(x.dtype)
-                one = self.let(f"insertelement {t} poison, {e} {src[0]}, i64 0")
-                return self.let(f"shufflevector {t} {one}, {t} poison, <{x.lanes} x i32> zeroinitializer")
-            case Low.SHUFFLE:
-                order = ", ".join(f"i32 {i}" for i in x.arg)
-                return self.let(
-                    f"shufflevector {self.typed(x.src[0])}, {self.typed(x.src[1])}, <{x.lanes} x i32> <{order}>"
-                )
-            case Low.HALVES:
-                return self.half(x, src[0])
-            case Low.EXTRACT:
-                return self.let(f"extractelement {self.typed(x.src[0])}, i64 {x.arg}")
-            case Low.ANY:
-                return self.call(f"llvm.vector.reduce.or.v{x.src[0].lanes}i1", "i1", self.typed(x.src[0]))
-            case Low.FMA:
-                return self.call(
-                    f"llvm.fma.{suffix(scalar_type(x.dtype), x.lanes)}", t, *(self.typed(s) for s in x.src)
-                )
-            case Low.SCALE | Low.WITHIN | Low.LOOKUP:
-                return self.in_registers(x, x.lanes, list(src))
-            case Low.DOT | Low.DOT_WORDS:
-                return self.add_dots(x, *src)
-            case Low.SUM_WORDS:
-                return self.in_registers(x, x.lanes, list(src))
-            case Low.ROUND:
-                return self.call(f"llvm.roundeven.{suffix(scalar_type(x.dtype), x.lanes)}", t, f"{t} {src[0]}")
-            case Low.LOAD:
-                return self.load(x)
-            case Low.STORE:
-                self.store(x)
-                return None
-            case Low.STREAM:
-                self.stream(x)
-                return None
-            case Low.PREFETCH:
-                at = self.address(self.names[x.src[0]], x.src[1], x.arg, memory_type(x.src[0].dtype))
-                self.call("llvm.prefetch.p0", "void", f"ptr {at}", "i32 0", "i32 3", "i32 1")
-                return None
-            case Low.MATRIX_SHAPES | Low.MATRIX_ZERO | Low.MATRIX_LOAD | Low.MATRIX_STORE | Low.MATRIX_DOT:
-                self.matrix(x)
-                return None
-            case Low.PARAM | Low.SCRATCH | Low.VAR | Low.BEGIN | Low.FINISH:
-                return self.argument(x)
-            case Low.ACC | Low.GET | Low.SET:
-                return self.accumulator(x, t, src)
-            case Low.LOOP:
-                return self.loop(x)
-            case Low.IF | Low.ELSE | Low.END:
-                self.branch(x, src)
-                return None
-        assert isinstance(x.op, Ops)
-        return self.alu(x, t, src)
+        return PRINT.get(x.op, LLVMPrinter.alu)(self, x, t, [names[s] for s in x.src if s in names])
+
+    def splat_of(self, x: Inst, t: str, one: str) -> str:
+        first = self.let(f"insertelement {t} poison, {scalar_type(x.dtype)} {one}, i64 0")
+        return self.let(f"shufflevector {t} {first}, {t} poison, <{x.lanes} x i32> zeroinitializer")
+
+    def shuffle(self, x: Inst) -> str:
+        order = ", ".join(f"i32 {i}" for i in x.arg)
+        return self.let(f"shufflevector {self.typed(x.src[0])}, {self.typed(x.src[1])}, <{x.lanes} x i32> <{order}>")
+
+    def multiply_add(self, x: Inst, t: str) -> str:
+        a, b, c = (self.typed(s) for s in x.src)
+        return self.call(f"llvm.fma.{suffix(scalar_type(x.dtype), x.lanes)}", t, a, b, c)
+
+    def prefetch(self, x: Inst) -> None:
+        at = self.address(self.names[x.src[0]], x.src[1], x.arg, memory_type(x.src[0].dtype))
+        self.call("llvm.prefetch.p0", "void", f"ptr {at}", "i32 0", "i32 3", "i32 1")
 
     def argument(self, x: Inst) -> str:
         """Arguments of the kernel: memory, variables, and the part of the parallel loop."""
@@ -363,6 +319,50 @@ class LLVMPrinter(Registers):
 
 def _moves(offset: Inst) -> bool:
     return not (offset.op in (Low.CONST, Low.HERE) and offset.arg == 0 and offset.lanes == 1)
+
+
+def _each(t: str, values: Iterable[int | str]) -> str:
+    """A constant vector."""
+    return "<" + ", ".join([f"{t} {v}" for v in values]) + ">"
+
+
+Print = Callable[[LLVMPrinter, Inst, str, list[str]], str | None]
+
+# how an instruction is printed, from its type and its sources' names; arithmetic is not in it
+PRINT: dict[Ops | Low, Print] = {
+    **dict.fromkeys(
+        (Low.CONST, Low.HERE),
+        lambda p, x, t, src: splat(literal(x.arg, x.dtype), scalar_type(x.dtype), x.lanes),
+    ),
+    Low.IOTA: lambda p, x, t, src: _each("i64", range(x.lanes)),
+    Low.TABLE: lambda p, x, t, src: _each("i64", x.arg),
+    Low.FIRST: lambda p, x, t, src: _each("i1", ("true" if i < x.arg else "false" for i in range(x.lanes))),
+    Low.SPLAT: lambda p, x, t, src: p.splat_of(x, t, src[0]),
+    Low.SHUFFLE: lambda p, x, t, src: p.shuffle(x),
+    Low.HALVES: lambda p, x, t, src: p.half(x, src[0]),
+    Low.EXTRACT: lambda p, x, t, src: p.let(f"extractelement {p.typed(x.src[0])}, i64 {x.arg}"),
+    Low.ANY: lambda p, x, t, src: p.call(f"llvm.vector.reduce.or.v{x.src[0].lanes}i1", "i1", p.typed(x.src[0])),
+    Low.FMA: lambda p, x, t, src: p.multiply_add(x, t),
+    **dict.fromkeys(
+        (Low.SCALE, Low.WITHIN, Low.LOOKUP, Low.SUM_WORDS), lambda p, x, t, src: p.in_registers(x, x.lanes, src)
+    ),
+    **dict.fromkeys((Low.DOT, Low.DOT_WORDS), lambda p, x, t, src: p.add_dots(x, *src)),
+    Low.ROUND: lambda p, x, t, src: p.call(
+        f"llvm.roundeven.{suffix(scalar_type(x.dtype), x.lanes)}", t, f"{t} {src[0]}"
+    ),
+    Low.LOAD: lambda p, x, t, src: p.load(x),
+    Low.STORE: lambda p, x, t, src: p.store(x),
+    Low.STREAM: lambda p, x, t, src: p.stream(x),
+    Low.PREFETCH: lambda p, x, t, src: p.prefetch(x),
+    **dict.fromkeys(
+        (Low.MATRIX_SHAPES, Low.MATRIX_ZERO, Low.MATRIX_LOAD, Low.MATRIX_STORE, Low.MATRIX_DOT),
+        lambda p, x, t, src: p.matrix(x),
+    ),
+    **dict.fromkeys((Low.PARAM, Low.SCRATCH, Low.VAR, Low.BEGIN, Low.FINISH), lambda p, x, t, src: p.argument(x)),
+    **dict.fromkeys((Low.ACC, Low.GET, Low.SET), lambda p, x, t, src: p.accumulator(x, t, src)),
+    Low.LOOP: lambda p, x, t, src: p.loop(x),
+    **dict.fromkeys((Low.IF, Low.ELSE, Low.END), lambda p, x, t, src: p.branch(x, src)),
+}
 
 
 def render(program: LoweredProgram, rounds_bfloat16: bool = False) -> str:

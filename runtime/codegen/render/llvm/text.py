@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ ENTRY = "kernel"  # the name of a kernel's function
 _FLOATS = {2: "half", 4: "float", 8: "double"}
 
 
+@cache
 def scalar_type(d: DType) -> str:
     if d.is_float:
         return "i16" if d is dtypes.bfloat16 else "i8" if d.is_fp8 else _FLOATS[d.itemsize]
