@@ -226,7 +226,17 @@ class Channel:
         if training.steps_done is None and threading.current_thread() is threading.main_thread():
             if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
                 signal.signal(signal.SIGTERM, self._terminate)
-        training.steps_done, training.counted_then = step, self.steps()
+        with self.changed:
+            training.steps_done, training.counted_then = step, self.steps()
+            self._tell_step(epoch)
+
+    def _tell_step(self, epoch: RankEpoch) -> None:
+        """Once the driver has asked, and this rank's training has begun; `changed` is held. From the channel's thread,
+        where the script is in a step: there it may wait for a rank that waits for this answer."""
+        training = epoch.training
+        if training.save_asked and training.told is None and training.steps_done is not None:
+            training.told = training.steps_done
+            self.send_in(epoch, "atstep", step=training.told)
 
     def _terminate(self, signum: int, frame: FrameType | None) -> None:
         """SIGTERM: where the training goes on, all ranks save first; the second one, or one at the end, ends this
@@ -387,6 +397,7 @@ class Channel:
                 epoch.released = True
             elif kind == "save":
                 epoch.training.save_asked = True
+                self._tell_step(epoch)
             elif kind == "save_at":
                 epoch.training.save_at = int(message["step"])
             self.changed.notify_all()

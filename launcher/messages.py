@@ -104,7 +104,8 @@ class Committed(Event):
 
 @dataclass(frozen=True)
 class AtStep(Event):
-    """The rank was told to save, has done so many whole steps, and waits to hear at which step all ranks save."""
+    """The rank was told to save, has done so many whole steps, and ends no other one before it has heard at which step
+    all ranks save."""
 
     step: int
 

@@ -19,18 +19,17 @@ def resumed(channel: Channel, epoch: RankEpoch, step: int) -> None:
 
 def at_step(channel: Channel, epoch: RankEpoch, step: int) -> bool:
     """So many steps are done: whether all ranks are to save here and end. Costs a microsecond until they are told to;
-    then it waits for the other ranks' answers."""
+    then it waits for the other ranks' answers, which come whatever their scripts do."""
     channel.at_step(epoch, step)
     training = epoch.training
-    if not training.save_asked:
+    if training.told is None or step <= training.told:
         return False
-    if not training.save_told:
-        training.save_told = True
-        channel.send_in(epoch, "atstep", step=step)
+    if training.save_at is None:
         deadline_s = float(REGISTRY["COLLECTIVE_TIMEOUT_S"].value)
         what = "the other ranks to say at which step they are; the knob is COLLECTIVE_TIMEOUT_S"
         channel.wait(lambda: training.save_at is not None, deadline_s, what, epoch)
-    return training.save_at is not None and step >= training.save_at
+    assert training.save_at is not None
+    return step >= training.save_at
 
 
 def saved(channel: Channel, epoch: RankEpoch, step: int) -> None:

@@ -1,8 +1,10 @@
 """A run that is to end, or to lose a rank, saves first: all ranks at the same step.
 
-    SIGTERM  ->  `save` to all ranks  ->  AtStep of each, which waits  ->  `save_at` the last of these steps to all
+    SIGTERM  ->  `save` to all ranks  ->  AtStep of each  ->  `save_at` the step after the last of these to all
 
-The ranks that are behind train on up to that step. All save there and end (`Preempted`).
+Ranks answer at once, in the middle of a step too: there they may be waiting for one another. Who has answered ends no
+other step before `save_at` comes. The ranks that are behind train on up to that step. All save there and end
+(`Preempted`).
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ class Preemption:
         self.ranks, self.orders, self.grace_s = ranks, orders, grace_s
         self.asked_at = 0.0
         self.rank: int | None = None
-        self.steps: dict[int, int] = {}  # steps that the ranks have done, which wait
+        self.steps: dict[int, int] = {}  # steps that the ranks have done
         self.at: int | None = None  # the step at which all save
 
     @property
@@ -50,9 +52,9 @@ class Preemption:
 
     def settle(self) -> None:
         """Once it is known where each rank is."""
-        finished = [r for r in self.ranks if r.state is State.FINISHED]
-        if self.asked and self.at is None and len(self.steps) + len(finished) == len(self.ranks):
-            self.at = NEVER if finished else max(self.steps.values())
+        finished = {r.rank for r in self.ranks if r.state is State.FINISHED}
+        if self.asked and self.at is None and len(finished | self.steps.keys()) == len(self.ranks):
+            self.at = NEVER if finished else max(self.steps.values()) + 1
             self.orders.send("save_at", step=self.at)
 
     def done(self, message: str) -> Failure:

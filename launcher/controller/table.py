@@ -48,7 +48,7 @@ KINDS: tuple[Kind, ...] = (
 
 WAITING, SPAWNED, JOINED, CONNECTING, RUNNING, FINISHED, FAILED, READY, EXITED = State
 BEFORE_RUNNING = (WAITING, SPAWNED, JOINED, CONNECTING)
-OF_SCRIPTS: tuple[Kind, ...] = (Planned, Values, Finished, AtStep, Terminated)
+OF_SCRIPTS: tuple[Kind, ...] = (Planned, Values, Finished, Terminated)
 NOT_ENDED = (*BEFORE_RUNNING, RUNNING, FINISHED)
 
 
@@ -70,7 +70,7 @@ FITS: Rows = {
     (RUNNING, Values): (RUNNING, h.values),
     (RUNNING, Finished): (FINISHED, h.finished),
     **_in((RUNNING, FAILED, EXITED), Committed, h.committed),  # (a save goes on beside the script)
-    (RUNNING, AtStep): (RUNNING, h.at_step),
+    **_in((RUNNING, FINISHED, FAILED, READY, EXITED), AtStep, h.at_step),  # (an answer, whatever the script does)
     (RUNNING, Terminated): (RUNNING, h.terminated),
     **_in(NOT_ENDED, Progress, h.progress),
     **_in(tuple(State), AgentBeat, h.supervisor_beat),
@@ -98,7 +98,7 @@ UNFIT: dict[tuple[State, Kind], str] = {
     **_not_in((JOINED, CONNECTING, RUNNING, FINISHED), "it has joined before", Hello),
     **_not_in((WAITING, SPAWNED, JOINED), "it has not got the cards of all ranks", Started),
     **_not_in((RUNNING, FINISHED), "it has started before", Started),
-    **_not_in(BEFORE_RUNNING, "its script does not run", *OF_SCRIPTS, Committed),
+    **_not_in(BEFORE_RUNNING, "its script does not run", *OF_SCRIPTS, AtStep, Committed),
     **_not_in((FINISHED,), "its script, its threads and its exit handlers have ended", *OF_SCRIPTS, Committed),
     **_not_in((FAILED,), "its script failed", Hello, Started, Progress, *OF_SCRIPTS, Failed, Stopping),
     **_not_in((EXITED,), "its process ended", Spawned, Hello, Started, Progress, *OF_SCRIPTS, Stopping),

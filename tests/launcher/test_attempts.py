@@ -177,6 +177,26 @@ def test_a_worker_that_gets_sigterm_is_replaced(launcher: Launcher, left_behind:
     assert left_behind(run.report["job"]) == []
 
 
+AHEAD = """
+    if world.epoch == 0 and i == 9 and world.rank == 0:
+        time.sleep(1.0)
+    checkpoints.step(i + 1)
+    if world.epoch == 0 and i == 9 and world.rank == 1:
+        os.kill(os.getpid(), signal.SIGTERM)
+"""
+
+
+def test_ranks_that_hear_of_it_on_two_sides_of_a_step_save_at_one(launcher: Launcher, left_behind: Left) -> None:
+    """Rank 1 hears of it in step 11, where it waits for rank 0, which hears of it at the end of step 10: where that
+    one waited for the other's answer both waited until the grace was over."""
+    text = script(steps=40).replace("every=1,", "every=1000,").replace("    checkpoints.step(i + 1)\n", AHEAD[1:])
+    run = launcher(text, "--nodes", "2", "--grace", "20", "--max-restarts", "1", real_endpoint=True).wait()
+    assert run.code == 0, run.err
+    assert "rank 1 was preempted (SIGTERM): step 11 is saved" in run.err, run.err
+    assert "epoch 1 begins at 11 on 2" in run.out and f"sum {sum(range(1, 41))}.0" in run.out
+    assert left_behind(run.report["job"]) == []
+
+
 def test_what_cannot_be_saved_in_time_is_not(launcher: Launcher, left_behind: Left) -> None:
     """Steps of five seconds, and two of grace."""
     run = launcher(script(steps=40, pause=5.0), "--nodes", "2", real_endpoint=True)

@@ -255,7 +255,7 @@ Closed      -        -        -       -           -         -         -       - 
 AgentLost   exited   exited   exited  exited      exited    exited    exited  exited  exited
 Output      -        -        -       -           -         -         -       -       -
 Committed   -        -        -       -           running   -         failed  -       exited
-AtStep      -        -        -       -           running   -         -       -       -
+AtStep      -        -        -       -           running   finished  failed  ready   exited
 Terminated  -        -        -       -           running   -         -       -       -
 Stacks      -        -        -       -           -         -         -       -       -
 Ready       -        -        -       -           -         -         ready   -       -

@@ -180,15 +180,15 @@ def test_a_rank_that_does_not_come_to_a_checkpoint_is_the_cause() -> None:
         assert ("stopped (SIGSTOP)" in c.root.title) == (stopped is not None)
 
 
-def test_all_save_at_the_last_step_that_any_has_done() -> None:
+def test_all_save_after_the_last_step_that_any_has_done() -> None:
     c = running(3)
     for r in range(3):
         c.handle(Progress(r, 5, 0, 0, saves=True), 1.0)
     assert [i.type for i in c.handle(Interrupt(signal.SIGTERM), 1.1) if isinstance(i, Send)] == ["save"]
     assert not sent(c.handle(AtStep(2, 6), 1.2), "save_at") and not sent(c.handle(AtStep(0, 7), 1.3), "save_at")
     (order,) = sent(c.handle(AtStep(1, 6), 1.4), "save_at")
-    assert order.content == {"step": 7} and order.ranks == (0, 1, 2) and c.root is None
-    c.handle(Failed(1, "Preempted", "step 7 is saved in d", "", "t.py:1", 7, 143, True), 1.6)
+    assert order.content == {"step": 8} and order.ranks == (0, 1, 2) and c.root is None
+    c.handle(Failed(1, "Preempted", "step 8 is saved in d", "", "t.py:1", 8, 143, True), 1.6)
     assert c.root is not None and (c.root.kind, c.root.rank, c.exit_code) == ("preempted", None, 143)
 
 
