@@ -36,6 +36,7 @@ from .surroundings import check_memory, check_surroundings
 RAY_STOP_S = 10.0  # how long a Ray may take to be told that we go
 ENDING_S = 2.0  # how long supervisors that were told to end may take
 LOOK_S = 1.0  # between looks for nodes
+ROOM_EVERY_S = 3.0  # between looks for more nodes than an attempt has
 LOOK_AGENTS_S = 0.02  # likewise for the words of agents whose supervisors have ended
 FREE_S = 5.0  # how long nodes that Ray says are there may take to be free
 News = queue.SimpleQueue[tuple[int, int, bytes | None, str]]  # rank, epoch of its start, result, or what failed
@@ -64,6 +65,7 @@ class Cluster:
     _without_agents: set[int] = field(default_factory=set)  # ranks that are supervised, but whose agents are gone
     _without_ray: bool = False  # this process starts the supervisors itself
     _stopping: bool = False
+    room: int = 0  # as many nodes as there could be now, where they are more than this attempt has
     _threads: Threads = field(default_factory=Threads)
     _listeners: list[ScopedThread] = field(default_factory=list)
     _finding: ScopedThread | None = None
@@ -310,6 +312,26 @@ class Cluster:
 
     # ---- another attempt
 
+    def look_for_room(self) -> None:
+        """Have a thread look whether there are more nodes for an attempt that has fewer than were asked for: `room`."""
+        self.room = 0
+        self._listeners.append(self._threads.start("manygrad-room", self._look_for_room, len(self.places), self._news))
+
+    def _look_for_room(self, size: int, news: News) -> None:
+        """Ends when room is found, with the attempt, or when Ray cannot be asked: what that means others tell."""
+        import ray
+
+        wanted, looked = needs(self.job), time.monotonic()
+        while not self._stopping and news is self._news and not self.room:
+            time.sleep(LOOK_AGENTS_S)
+            if time.monotonic() - looked > ROOM_EVERY_S:
+                try:
+                    free = ray.available_resources()
+                except Exception:  # a dead Ray says so by errors of its own, of gRPC and of Python
+                    return
+                more = min(int(free.get(kind, 0)) // n for kind, n in wanted.items())
+                self.room, looked = min(self.job.nodes, size + more) if more else 0, time.monotonic()
+
     def replace(self, rank: int, spec: dict[str, Any], payload: bytes) -> None:
         """Have the process that takes a rank's place in the next attempt start now: its supervisor of this one was told
         to end. Only on this machine; elsewhere agents have to end first."""
@@ -375,20 +397,21 @@ class Cluster:
             sweep_starts(self.job.id, self.folder, [f"{self._epochs[r]}.{r}" for r in ranks if r in self._epochs])
 
     def _find_places(self, least: int) -> None:
-        """New agents on the nodes that are left, as many as wanted and there are."""
+        """New agents on the nodes that are left, as many as wanted and there are; others may have some of them."""
         import ray
 
-        until = time.monotonic() + self.job.start_timeout_s
+        until, most = time.monotonic() + self.job.start_timeout_s, self.job.nodes
         while not self._stopping:
             self._give_back(ray, [])
             there = sum(has(n, "CPU") for n in ray.nodes() if n["Alive"])
             why = f"{there} node{'s are' if there != 1 else ' is'} left, of at least {least}"
             if there >= least:
+                n = min(most, there)
                 try:
-                    self.place(min(self.job.nodes, there), FREE_S)
+                    self.place(n, FREE_S)
                     return
                 except Infeasible as e:  # a node may have died meanwhile, or be dead without Ray's knowing it yet
-                    why = str(e)
+                    why, most = str(e), n - 1 if n > least else self.job.nodes
             if time.monotonic() > until:
                 self._give_back(ray, [])
                 raise Infeasible(f"no places for another attempt within {self.job.start_timeout_s:g} s: {why}")

@@ -210,6 +210,13 @@ class Interrupt:
 
 
 @dataclass(frozen=True)
+class NodesBack:
+    """Made by the driver: the run could have so many nodes now, which are more than it has."""
+
+    nodes: int
+
+
+@dataclass(frozen=True)
 class Tick:
     """Made by the driver: time has passed."""
 

@@ -4,7 +4,7 @@ An attempt makes progress if it commits a checkpoint later than those before, or
 A fault of the program itself (an exception, an exit code, ranks that differ) that comes twice at the same step without
 a checkpoint in between would come again, and one from outside (a killed process, a lost host) that comes three times
 there is the step's: these are not retried. Who asks for the end (Ctrl-C, SIGTERM, --timeout) gets it. A rank that was
-preempted is replaced, and does not count.
+preempted is replaced, and does not count; nor does an attempt that ends to go on on more nodes.
 """
 
 from __future__ import annotations
@@ -114,7 +114,8 @@ class Restarts:
         progress = before is None or self._progress(before, story)
         self.without_progress = 0 if progress else self.without_progress + 1
         if root.kind == "preempted":
-            return Again(0.0, f"rank {root.rank} was preempted; another attempt begins, and does not count")
+            why = "there are more nodes" if root.rank is None else f"rank {root.rank} was preempted"
+            return Again(0.0, f"{why}; another attempt begins, and does not count")
         same = self._same(story)
         if same >= (REPEATS_OUTSIDE if root.kind in OUTSIDE else REPEATS):
             where = "before the first step" if story.step is None else f"at step {story.step}"

@@ -23,7 +23,7 @@ from .interrupts import Signals
 from .janitor import MARK, START_MARK
 from .job import Job
 from .logs import Console, RankLogs, Terminal
-from .messages import AgentLost, Closed, Event, Exited, Failed, Interrupt, Output, Spawned, Stacks, Tick
+from .messages import AgentLost, Closed, Event, Exited, Failed, Interrupt, NodesBack, Output, Spawned, Stacks, Tick
 from .places import Place
 from .ranks import Rank, State
 from .spec import WorkerSpec
@@ -95,6 +95,8 @@ class Run:
         starts = [r.rank for r in c.ranks if r.state is State.WAITING and r.rank not in self.cluster.early]
         self.cluster.early.clear()
         self.cluster.run({rank: asdict(self._spec(rank, self.server.epoch)) for rank in starts}, job.payload)
+        if job.max_restarts and self.size < job.nodes:
+            self.cluster.look_for_room()
         try:
             self._loop()
             self.server.send("agent", [r.rank for r in c.ranks if r.state is not State.READY], "stop")
@@ -198,13 +200,16 @@ class Run:
         next_lost = 0.0
         while True:
             self.server.hold = self.around.terminal.full
-            events: list[Event | Interrupt | Tick] = list(self.server.receive(self.clock.real(TICK_S)))
+            events: list[Event | Interrupt | NodesBack | Tick] = list(self.server.receive(self.clock.real(TICK_S)))
             now, real = self.clock(), time.monotonic()
             while self.around.signals.queue:
                 events.append(Interrupt(self.around.signals.queue.popleft()))
             if real >= next_lost:
                 next_lost = real + LOST_EVERY_S
                 events += self._lost()
+                if self.cluster.room > self.size:
+                    events.append(NodesBack(self.cluster.room))
+                    self.cluster.room = 0
             if self.around.inquiries.stacks_wanted:
                 self.around.inquiries.stacks_wanted = False
                 self.server.send("worker", range(self.size), "stacks")

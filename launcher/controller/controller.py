@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 from ..causes import unfit
 from ..instructions import Instruction
-from ..messages import Event, Interrupt, Tick
+from ..messages import Event, Interrupt, NodesBack, Tick
 from ..ranks import Failure, Rank, State
 from .ending import Ending
 from .handlers import pass_time
@@ -78,7 +78,7 @@ class Controller:
         """What happened to a rank: its last events and what it was told, as lines with times (seconds of the run)."""
         return self.log.story(rank)
 
-    def handle(self, event: Event | Interrupt | Tick, now: float) -> list[Instruction]:
+    def handle(self, event: Event | Interrupt | NodesBack | Tick, now: float) -> list[Instruction]:
         """Take one event in; what must be done now comes out."""
         run, self.log.now = self.run, now
         if self.done:
@@ -89,7 +89,7 @@ class Controller:
         if isinstance(event, Event):
             self._of_a_rank(run.ranks[event.rank], event, now)
         else:
-            if isinstance(event, Interrupt):
+            if not isinstance(event, Tick):
                 self.log.event(event)
             OF_THE_RUN[type(event)](run, event, now)
         pass_time(run, now)

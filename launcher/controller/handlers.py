@@ -24,6 +24,7 @@ from ..messages import (
     Finished,
     Hello,
     Interrupt,
+    NodesBack,
     Planned,
     Progress,
     Ready,
@@ -100,7 +101,12 @@ def values(run: RunState, rank: Rank, event: Values, now: float) -> None:
 
 
 def committed(run: RunState, rank: Rank, event: Committed, now: float) -> None:
+    """Nodes that have come back are used from here on: all ranks save once more, at the same step, and end."""
     rank.saved = event.step if rank.saved is None else max(rank.saved, event.step)
+    preemption = run.preemption
+    if run.root is None and preemption.nodes_back and not preemption.asked and preemption.possible():
+        run.orders.warn(f"there are {preemption.nodes_back} nodes again: all ranks save, and go on on them")
+        preemption.ask(None, now, for_nodes=preemption.nodes_back)
 
 
 def at_step(run: RunState, rank: Rank, event: AtStep, now: float) -> None:
@@ -238,6 +244,10 @@ def _interruption(signum: int) -> Failure:
     if signum == signal.SIGINT:
         return Failure(None, "interrupt", "interrupted by Ctrl-C", EXIT_INTERRUPTED)
     return Failure(None, "interrupt", f"the launcher received {signal_name(signum)}", 128 + signum)
+
+
+def nodes_back(run: RunState, event: NodesBack, now: float) -> None:
+    run.preemption.nodes_back = event.nodes
 
 
 def tick(run: RunState, event: Tick, now: float) -> None:

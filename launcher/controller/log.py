@@ -21,6 +21,7 @@ from ..messages import (
     Finished,
     Hello,
     Interrupt,
+    NodesBack,
     Planned,
     Progress,
     Spawned,
@@ -48,6 +49,7 @@ _FACTS: dict[type, Callable[[Any], str]] = {
     Exited: lambda e: f"code {e.code}" if e.code >= 0 else signal_name(-e.code),
     AgentLost: lambda e: e.reason,
     Interrupt: lambda e: signal_name(e.signum),
+    NodesBack: lambda e: f"{e.nodes} nodes",
 }
 
 
@@ -101,7 +103,7 @@ class EventLog:
         self.until_cause: tuple[Record, ...] = ()  # those of `records` that were there when the run failed
         self.events = self.refused = 0  # how many there were
 
-    def event(self, event: Event | Interrupt, then: str = "", *, refused: bool = False) -> None:
+    def event(self, event: Event | Interrupt | NodesBack, then: str = "", *, refused: bool = False) -> None:
         """Take down an event and what became of it. `refused`: it fits no row of the table."""
         self.events += 1
         self.refused += refused

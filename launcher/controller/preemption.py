@@ -20,12 +20,15 @@ PREEMPTED = 128 + signal.SIGTERM
 
 
 class Preemption:
-    """`rank` is the one that got SIGTERM, None where the launcher did. Saving may take `grace_s`."""
+    """`rank` is the one that got SIGTERM, None where the launcher did. Saving may take `grace_s`; as long as it takes
+    where the run ends to go on on more nodes."""
 
     def __init__(self, ranks: Sequence[Rank], orders: Orders, grace_s: float) -> None:
         self.ranks, self.orders, self.grace_s = ranks, orders, grace_s
         self.asked_at = 0.0
         self.rank: int | None = None
+        self.nodes_back = 0  # as many nodes as there could be, if they are more than there are
+        self.for_nodes = 0  # likewise, where the run ends for them
         self.steps: dict[int, int] = {}  # steps that the ranks have done
         self.at: int | None = None  # the step at which all save
 
@@ -36,15 +39,17 @@ class Preemption:
     @property
     def by_launcher(self) -> bool:
         """The whole run is to end."""
-        return self.asked and self.rank is None
+        return self.asked and self.rank is None and not self.for_nodes
 
     def possible(self) -> bool:
         """Whether all ranks train, and have said that they can save."""
-        return not self.asked and all(r.state is State.RUNNING and r.saves for r in self.ranks)
+        is_free = not self.asked or self.for_nodes > 0
+        return is_free and all(r.state is State.RUNNING and r.saves for r in self.ranks)
 
-    def ask(self, rank: int | None, now: float) -> None:
-        self.rank, self.asked_at = rank, now
-        self.orders.send("save")
+    def ask(self, rank: int | None, now: float, for_nodes: int = 0) -> None:
+        if not self.asked:
+            self.orders.send("save")
+        self.rank, self.asked_at, self.for_nodes = rank, now, for_nodes
 
     def at_step(self, rank: Rank, step: int) -> None:
         self.steps[rank.rank] = step
@@ -59,9 +64,11 @@ class Preemption:
 
     def done(self, message: str) -> Failure:
         """The cause of the end of a run whose ranks have saved."""
+        if self.for_nodes:
+            return Failure(None, "preempted", f"ends to go on on {self.for_nodes} nodes: {message}", PREEMPTED)
         return Failure(self.rank, "preempted", f"was preempted (SIGTERM): {message}", PREEMPTED)
 
     def overdue(self, now: float) -> Failure | None:
-        if not self.asked or now - self.asked_at <= self.grace_s:
+        if not self.asked or self.for_nodes or now - self.asked_at <= self.grace_s:
             return None
         return self.done(f"no checkpoint was saved within --grace {self.grace_s:g} s")

@@ -22,6 +22,7 @@ from ..messages import (
     Finished,
     Hello,
     Interrupt,
+    NodesBack,
     Output,
     Planned,
     Progress,
@@ -86,7 +87,11 @@ FITS: Rows = {
     (EXITED, AgentLost): (EXITED, h.supervisor_ended),
 }
 # events of the run, not of a rank
-OF_THE_RUN: dict[type, Callable[[RunState, Any, float], None]] = {Interrupt: h.interrupt, Tick: h.tick}
+OF_THE_RUN: dict[type, Callable[[RunState, Any, float], None]] = {
+    Interrupt: h.interrupt,
+    NodesBack: h.nodes_back,
+    Tick: h.tick,
+}
 
 
 def _not_in(states: tuple[State, ...], why: str, *kinds: Kind) -> dict[tuple[State, Kind], str]:

@@ -42,6 +42,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     "preempt": ("preempted", "interrupt"),
 }
 STEPS, EVERY = 12, 3
+DRAWN = "a fault was drawn"  # the text of the exceptions
 PAUSE_S = SLOW_S = 1.5
 DELAY_S = 0.02  # of each message over a link that is slow
 DAY_S = 86400.0
@@ -148,9 +149,9 @@ class Injector:
         elif f.act == "exit":
             os._exit(7)
         elif f.act == "raise":
-            raise ValueError("a fault was drawn")
+            raise ValueError(DRAWN)
         elif f.act == "memory":
-            raise MemoryError("a fault was drawn")
+            raise MemoryError(DRAWN)
         elif f.act == "supervisor":
             os.kill(os.getppid(), signal.SIGKILL)
             time.sleep(60)

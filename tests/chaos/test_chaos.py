@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.__main__ import causes, numbers, run, undisturbed
+from tests.chaos.__main__ import WARNED, causes, numbers, run, undisturbed
 from tests.chaos.faults import KINDS, MOMENTS, STEPS, Fault, Plan, draw
 
 Whole = tuple[dict[int, float], str]
@@ -64,12 +64,12 @@ def test_wrong_numbers_are_found(tmp_path: Path) -> None:
 
 def test_wrong_causes_are_found() -> None:
     fault = Fault("kill", "step", 0, 1, 3, 0.0)
-    plan = Plan(2, "", False, (fault,))
 
-    def told(*root: tuple[int, str]) -> list[str]:
+    def told(*root: tuple[int, str], output: str = "") -> list[str]:
         attempts = [{"epoch": i, "root_cause": {"rank": r, "kind": k}} for i, (r, k) in enumerate(root)]
-        return causes(plan, [fault], [{"attempts": attempts}])
+        return causes([fault], [{"attempts": attempts}], output)
 
     assert told((1, "signal")) == []
     assert "no attempt names kill in rank 1" in told((0, "signal"))[0] and told()
     assert any("nobody brought about" in w for w in told((1, "signal"), (0, "plan")))
+    assert told(output="UserWarning: saving into c failed: ValueError") and not told(output=f"saving: x{WARNED}")

@@ -232,8 +232,8 @@ def nodes() -> Iterator[Any]:
 
 
 def test_nodes_that_die_and_come_back(launcher: Launcher, nodes: Any) -> None:
-    """Three, then two, then three again. The processes of a node that is removed here are killed, as a host's would
-    be."""
+    """Three, then two, then three again, from the next checkpoint on. The processes of a node that is removed here are
+    killed, as a host's would be."""
     text = script(steps=400, pause=0.1)
     options = ("--nodes", "3", "--min-nodes", "2", "--max-restarts", "4", "--address", nodes.address)
     run = launcher(text, *options, "--log-ranks", "all", real_endpoint=True)
@@ -247,14 +247,18 @@ def test_nodes_that_die_and_come_back(launcher: Launcher, nodes: Any) -> None:
                 nodes.others.append(nodes.add_node(num_cpus=1, object_store_memory=80 << 20))
                 nodes.wait_for_nodes()
             time.sleep(2)
-            if epoch < 2:
+            if epoch == 0:
                 worker(run, 1).kill()
         os.kill(run.process.pid, signal.SIGTERM)
     finally:
         run.wait(SLOW_START_S)
     assert run.code == 143 and "is saved in" in run.err, run.err
     found = [(a["nodes"], (a["root_cause"] or {}).get("kind")) for a in run.report["attempts"]]
-    assert found == [(3, "signal"), (2, "signal"), (3, "preempted")], run.err
+    assert found == [(3, "signal"), (2, "preempted"), (3, "preempted")], run.err
+    assert "the run ends to go on on 3 nodes: step " in run.err, run.err
+    assert "there are more nodes; another attempt begins, and does not count" in run.err
+    begun = [int(at) for at in re.findall(r"epoch \d begins at (\d+) on", (run.run_dir / "rank0.log").read_text())]
+    assert begun[0] == 0 < begun[1] < begun[2], begun
 
 
 def test_the_time_out_is_that_of_all_attempts(launcher: Launcher, left_behind: Left) -> None:

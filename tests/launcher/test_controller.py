@@ -27,6 +27,7 @@ from manygrad.launcher.messages import (
     Finished,
     Hello,
     Interrupt,
+    NodesBack,
     Output,
     Planned,
     Progress,
@@ -267,7 +268,7 @@ def test_the_table_has_every_state_and_every_kind_of_event() -> None:
     assert set(KINDS) == set(Event.__subclasses__()) and len(set(KINDS)) == len(KINDS)
     assert FITS.keys() | UNFIT.keys() == {(s, k) for s in State for k in KINDS}
     assert not FITS.keys() & UNFIT.keys() and all(UNFIT.values())
-    assert set(OF_THE_RUN) == {Interrupt, Tick}
+    assert set(OF_THE_RUN) == {Interrupt, NodesBack, Tick}
 
 
 def test_the_table_leads_out_of_every_state() -> None:
@@ -364,9 +365,9 @@ def test_an_event_that_does_not_fit_is_shown() -> None:
     assert c.story(1)[-1] == "1.20 s  Closed: the run is over"
 
 
-def any_event(draw: st.DrawFn, n: int) -> Event | Interrupt | Tick:
+def any_event(draw: st.DrawFn, n: int) -> Event | Interrupt | NodesBack | Tick:
     r, count = draw(st.integers(0, n - 1)), st.integers(0, 3)
-    kinds: dict[type, Callable[[], Event | Interrupt | Tick]] = {
+    kinds: dict[type, Callable[[], Event | Interrupt | NodesBack | Tick]] = {
         Spawned: lambda: Spawned(r, 100 + r, "h", 7),
         Hello: lambda: Hello(r, {"rank": r}, "h", "1.2.3.4", 100, 5000, PROTOCOL - draw(st.sampled_from([0, 0, 0, 1]))),
         Started: lambda: Started(r),
@@ -398,6 +399,7 @@ def any_event(draw: st.DrawFn, n: int) -> Event | Interrupt | Tick:
         AgentLost: lambda: AgentLost(r, "gone"),
         Output: lambda: Output(r, "stdout", "text"),
         Interrupt: lambda: Interrupt(draw(st.sampled_from([signal.SIGINT, signal.SIGTERM]))),
+        NodesBack: lambda: NodesBack(n + 1),
         Tick: Tick,
     }  # fmt: skip
     assert set(kinds) == {*KINDS, *OF_THE_RUN}
@@ -407,7 +409,7 @@ def any_event(draw: st.DrawFn, n: int) -> Event | Interrupt | Tick:
 
 
 @st.composite
-def any_events(draw: st.DrawFn) -> tuple[int, list[tuple[Event | Interrupt | Tick, float]]]:
+def any_events(draw: st.DrawFn) -> tuple[int, list[tuple[Event | Interrupt | NodesBack | Tick, float]]]:
     n = draw(st.integers(1, 3))
     times = st.sampled_from([0.0, 0.1, 0.5, 3.0, 70.0])
     return n, [(any_event(draw, n), draw(times)) for _ in range(draw(st.integers(0, 60)))]
@@ -416,7 +418,7 @@ def any_events(draw: st.DrawFn) -> tuple[int, list[tuple[Event | Interrupt | Tic
 @settings(max_examples=300, deadline=None)
 @given(any_events())
 def test_whatever_comes_is_decided_and_stands_in_the_log(
-    drawn: tuple[int, list[tuple[Event | Interrupt | Tick, float]]],
+    drawn: tuple[int, list[tuple[Event | Interrupt | NodesBack | Tick, float]]],
 ) -> None:
     n, events = drawn
     c, now, told = Controller(n, 0.0, timeout_s=1000.0), 0.0, 0
@@ -427,7 +429,7 @@ def test_whatever_comes_is_decided_and_stands_in_the_log(
         told += not isinstance(event, Tick)
         assert c.log.events == told
         refused = isinstance(event, Event) and (over or (before[event.rank], type(event)) not in FITS)
-        assert c.log.refused - stood == (refused or (over and isinstance(event, Interrupt)))
+        assert c.log.refused - stood == (refused or (over and isinstance(event, (Interrupt, NodesBack))))
         if isinstance(event, Event):
             last = [x for x in c.log.stories[event.rank] if x.is_event and x.what == type(event).__name__][-1]
             assert last.until == now and last.refused == refused
@@ -473,7 +475,7 @@ def test_every_run_ends_and_the_first_failure_is_the_root(
     plans, first, dead, aborted = [0] * n, None, set[int](), False
     queue = list(order)
 
-    def give(event: Event | Interrupt | Tick) -> None:
+    def give(event: Event | Interrupt | NodesBack | Tick) -> None:
         nonlocal done, aborted
         for i in c.handle(event, now):
             assert not done, "nothing may follow Done"

@@ -10,10 +10,12 @@ from manygrad.launcher.instructions import Beat, Instruction, Send, Warn
 from manygrad.launcher.messages import (
     AgentBeat,
     AtStep,
+    Committed,
     Exited,
     Failed,
     Finished,
     Interrupt,
+    NodesBack,
     Planned,
     Progress,
     Stopping,
@@ -190,6 +192,43 @@ def test_all_save_after_the_last_step_that_any_has_done() -> None:
     assert order.content == {"step": 8} and order.ranks == (0, 1, 2) and c.root is None
     c.handle(Failed(1, "Preempted", "step 8 is saved in d", "", "t.py:1", 8, 143, True), 1.6)
     assert c.root is not None and (c.root.kind, c.root.rank, c.exit_code) == ("preempted", None, 143)
+
+
+def back_on_three(grace_s: float = 3.0) -> Controller:
+    """Two ranks, which are told to save, as there could be three."""
+    c = running(2, grace_s=grace_s)
+    for r in range(2):
+        c.handle(Progress(r, 5, 0, 0, saves=True), 1.0)
+    assert not sent(c.handle(NodesBack(3), 1.1), "save")
+    assert sent(c.handle(Committed(0, 6), 1.2), "save")
+    return c
+
+
+def test_nodes_that_are_back_are_used_from_the_next_checkpoint_on() -> None:
+    """However long saving takes: nothing is wrong with the run."""
+    c = back_on_three()
+    assert not sent(c.handle(Committed(0, 6), 1.3), "save")
+    c.handle(AtStep(0, 6), 1.4)
+    (order,) = sent(c.handle(AtStep(1, 7), 1.5), "save_at")
+    assert order.content == {"step": 8}
+    c.handle(Tick(), 60.0)
+    assert c.root is None and not c.run.preemption.by_launcher
+    c.handle(Failed(1, "Preempted", "step 8 is saved in d", "", "t.py:1", 8, 143, True), 61.0)
+    assert c.root is not None and (c.root.kind, c.root.rank) == ("preempted", None)
+    assert c.root.title == "ends to go on on 3 nodes: step 8 is saved in d" and not c.run.preemption.by_launcher
+
+
+def test_sigterm_comes_before_nodes_that_are_back() -> None:
+    """The ranks are saving already, and have the grace from then on."""
+    c = back_on_three()
+    assert not sent(c.handle(Interrupt(signal.SIGTERM), 30.0), "save")
+    assert c.root is None and c.run.preemption.by_launcher
+    c.handle(Failed(1, "Preempted", "step 8 is saved in d", "", "t.py:1", 8, 143, True), 31.0)
+    assert c.root is not None and c.root.title == "was preempted (SIGTERM): step 8 is saved in d"
+    c = back_on_three()
+    c.handle(Interrupt(signal.SIGTERM), 30.0)
+    c.handle(Tick(), 33.1)
+    assert c.root is not None and "within --grace 3 s" in c.root.title
 
 
 def test_a_save_that_takes_longer_than_the_grace() -> None:
