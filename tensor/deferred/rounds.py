@@ -19,7 +19,7 @@ from manygrad.tensor.deferred.arguments import External, most_carried, nbytes
 from manygrad.tensor.deferred.calls import TraceValues
 from manygrad.tensor.deferred.tensors import is_placed
 from manygrad.tensor.deferred.tree import Key, TraceNode, TraceTree
-from manygrad.tensor.deferred.varying import MOST_NUMBERS, takes_numbers
+from manygrad.tensor.deferred.varying import MOST_NUMBERS, numbers_of, takes_numbers
 from manygrad.tensor.engine import engine
 
 FIRST_LOOK = 64  # at a trace of so many calls, and then at one of four times as many, and so on
@@ -91,7 +91,7 @@ def note_numbers(path: Sequence[TraceNode], tree: TraceTree) -> None:
     numbers: dict[Key, tuple[TraceNode, set[Any]]] = {}
     for node in path:
         if takes_numbers(node.key):
-            numbers.setdefault(node.place, (node, set()))[1].add(node.key[-1])
+            numbers.setdefault(node.place, (node, set()))[1].add(numbers_of(node.key))
     for place, (node, found) in numbers.items():
         if len(found) > MOST_NUMBERS and node.code is not None:
             tree.note_varying(place, node.code)

@@ -24,7 +24,15 @@ from manygrad.tensor.deferred.counts import COUNTS
 from manygrad.tensor.deferred.rounds import Rounds
 from manygrad.tensor.deferred.tensors import DeferredTensor, settle
 from manygrad.tensor.deferred.tree import MOST_NODES, Key, Spec, TraceEnding, TraceNode, TraceTree
-from manygrad.tensor.deferred.varying import has_new_number, tell, with_input
+from manygrad.tensor.deferred.varying import (
+    FILLING,
+    has_new_number,
+    has_varying,
+    mark_varying,
+    stays_varying,
+    tell,
+    with_input,
+)
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.engine import engine
 from manygrad.tensor.environment import overridden
@@ -89,8 +97,15 @@ class Trace:
         begins = rounds.begins_with
         if begins is not None and begins == (fn, id(code), at) and not rounds.is_held and rounds.is_over(self):
             return self.next_round().call(fn, args, kwargs)
-        if self.tree.varying and not kwargs and (fn, id(code), at) in self.tree.varying:
-            fn, args = with_input(fn, args)
+        if self.tree.varying:
+            here = (fn, id(code), at) in self.tree.varying
+            if here and fn.__name__ in FILLING:
+                return mark_varying(self.inside(fn, args, kwargs))
+            if here or has_varying(args):
+                if stays_varying(fn, args):
+                    return mark_varying(self.inside(fn, args, kwargs))
+                if not kwargs:
+                    fn, args = with_input(fn, args)
         sig: list[Any] = [fn, id(code), at, is_grad_enabled(), _training.get(), dtypes.default_float]
         known = len(external.tensors)
         try:
@@ -227,7 +242,7 @@ class Trace:
             self.node.note_known(child)
         else:
             child = self._grow(fn, key, known, code)
-            if not kwargs and has_new_number(self.node, key):
+            if (not kwargs or fn.__name__ in FILLING) and has_new_number(self.node, key):
                 self.tree.note_varying(key[:3], code)
             child.describe(out, args, {id(t) for t in LIVE.newer(self)})
             if MOVES.computed != computed:  # what it gives may depend on values

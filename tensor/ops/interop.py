@@ -39,6 +39,7 @@ OWN = frozenset(
         "_value",
         "_is_part",
         "_is_result",
+        "_varies",
         "_is_state",
         "_stored",
         "_trace",
