@@ -18,7 +18,7 @@ from manygrad.runtime.codegen.choose.facts import Facts
 from manygrad.runtime.codegen.kernel.legalize import Legalized
 from manygrad.runtime.codegen.kernel.passes import in_parts, rewrite
 from manygrad.runtime.codegen.lowered import LoweredProgram
-from manygrad.runtime.codegen.opts import Float32Parts, Opt, legal, loop_nest
+from manygrad.runtime.codegen.opts import Float32Parts, Opt, Tensorize, legal, loop_nest
 from manygrad.runtime.codegen.opts.bind_reduce import exchanged_bytes
 from manygrad.runtime.codegen.opts.cache_shared import shared_bytes
 from manygrad.runtime.codegen.opts.opt import chosen
@@ -104,6 +104,8 @@ def beyond(machine: Machine, ast: UOp, opts: tuple[Opt, ...]) -> str | None:
     nest = loop_nest(sig, opts)
     if math.prod(nest.group) > machine.group_items:
         return f"a group of {math.prod(nest.group)} work items; this machine has groups of {machine.group_items}"
+    if chosen(opts, Tensorize) is not None and machine.dots and all(d.columns for d in machine.dots):
+        return "products in vectors' lanes; this machine's instructions share them out over a warp"
     if nest.ring and not machine.copies_ahead:
         return "copies that go on while a group computes; this machine has none"
     items = max(nest.reduce_bound.values(), default=1)

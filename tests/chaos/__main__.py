@@ -212,14 +212,15 @@ def numbers(plan: Plan, folder: Path, whole: tuple[dict[int, float], str]) -> li
 def causes(happened: list[Fault], reports: list[dict[str, Any]], output: str) -> list[str]:
     """Attempts whose root cause is not the fault that was brought about, and faults that nobody has noticed."""
     found = [(a["epoch"], a["root_cause"]) for r in reports for a in r["attempts"] if a["root_cause"]]
+    last = [(a["epoch"], a["root_cause"]) for r in reports for a in r["attempts"]][-1:]
     wrong = []
     for f in happened:
         kinds = KINDS[f.act]
         if not kinds or f.act == "preempt":
             continue
         fits = [c for _, c in found if c["kind"] in kinds and c["rank"] in (f.rank, None)]
-        if not fits and WARNED in output:  # (it hit the thread that saves, where the training does without)
-            continue
+        if not fits and (WARNED in output or (f.delay_s and [(f.epoch, None)] == last)):
+            continue  # (it hit the thread that saves, where the training does without; or came when all had finished)
         if not fits and not (f.moment == "exit" or f.act == "terminate"):
             wrong.append(f"no attempt names {f}; they name {[c for _, c in found]}")
     expected = {k for f in happened for k in KINDS[f.act]}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -65,11 +66,13 @@ def test_wrong_numbers_are_found(tmp_path: Path) -> None:
 def test_wrong_causes_are_found() -> None:
     fault = Fault("kill", "step", 0, 1, 3, 0.0)
 
-    def told(*root: tuple[int, str], output: str = "") -> list[str]:
-        attempts = [{"epoch": i, "root_cause": {"rank": r, "kind": k}} for i, (r, k) in enumerate(root)]
+    def told(*root: tuple[int, str], output: str = "", fault: Fault = fault) -> list[str]:
+        attempts = [{"epoch": i, "root_cause": {"rank": r, "kind": k} if k else None} for i, (r, k) in enumerate(root)]
         return causes([fault], [{"attempts": attempts}], output)
 
     assert told((1, "signal")) == []
     assert "no attempt names kill in rank 1" in told((0, "signal"))[0] and told()
     assert any("nobody brought about" in w for w in told((1, "signal"), (0, "plan")))
+    late = replace(fault, delay_s=0.2)
+    assert told((0, "")) and not told((0, ""), fault=late) and told((0, "signal"), (0, ""), fault=late)
     assert told(output="UserWarning: saving into c failed: ValueError") and not told(output=f"saving: x{WARNED}")

@@ -194,6 +194,12 @@ def test_what_a_warp_cannot_multiply(name: str) -> None:
     assert message in str(legal(signature(kernel), opts))
 
 
+def test_products_in_lanes_are_other_machines() -> None:
+    """The kernel can take them; the printer has no instruction for them here, and the fuzzer of kernels met that."""
+    with pytest.raises(ValueError, match="this machine's instructions share them out over a warp"):
+        prepare(product_kernel((3, 17, 17)), MACHINE, (named("tensorize", 2, 2),))
+
+
 def test_the_sums_of_a_warp_are_others() -> None:
     sig = signature(prepare(product_kernel((128, 64, 64)), MACHINE, WARPS).ast)
     assert sums(sig, WARPS) != sums(sig, WARPS[:-1])
