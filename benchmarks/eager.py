@@ -273,6 +273,7 @@ def ask(side: str, model: str, steps: int, threads: int, cache: str) -> dict[str
         "FOLLOW": "1",
     }
     environment.pop("OPENBLAS_CORETYPE", None)
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # (an installed package is compiled)
     command = [sys.executable, os.path.abspath(__file__), "--worker", side, model, str(steps), str(threads)]
     try:
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)

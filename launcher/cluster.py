@@ -36,7 +36,7 @@ from .surroundings import check_memory, check_surroundings
 RAY_STOP_S = 10.0  # how long a Ray may take to be told that we go
 ENDING_S = 2.0  # how long supervisors that were told to end may take
 LOOK_S = 1.0  # between looks for nodes
-ROOM_EVERY_S = 3.0  # between looks for more nodes than an attempt has
+ROOM_EVERY_S, LONGEST_ROOM_S = 3.0, 3600.0  # between looks for more nodes than an attempt has
 LOOK_AGENTS_S = 0.02  # likewise for the words of agents whose supervisors have ended
 FREE_S = 5.0  # how long nodes that Ray says are there may take to be free
 News = queue.SimpleQueue[tuple[int, int, bytes | None, str]]  # rank, epoch of its start, result, or what failed
@@ -66,6 +66,7 @@ class Cluster:
     _without_ray: bool = False  # this process starts the supervisors itself
     _stopping: bool = False
     room: int = 0  # as many nodes as there could be now, where they are more than this attempt has
+    _room_every_s: float = ROOM_EVERY_S
     _threads: Threads = field(default_factory=Threads)
     _listeners: list[ScopedThread] = field(default_factory=list)
     _finding: ScopedThread | None = None
@@ -324,7 +325,7 @@ class Cluster:
         wanted, looked = needs(self.job), time.monotonic()
         while not self._stopping and news is self._news and not self.room:
             time.sleep(LOOK_AGENTS_S)
-            if time.monotonic() - looked > ROOM_EVERY_S:
+            if time.monotonic() - looked > self._room_every_s:
                 try:
                     free = ray.available_resources()
                 except Exception:  # a dead Ray says so by errors of its own, of gRPC and of Python
@@ -365,7 +366,8 @@ class Cluster:
         many nodes as are left, at most those that were asked for and not less than `least`, for which it waits as long
         as a start may take. Raises `Infeasible`; or returns no places, where it is to `give_up`.
         """
-        self._let_go(range(len(self.places)))
+        before, for_room, self.room = len(self.places), self.room > 0, 0
+        self._let_go(range(before))
         self.early.clear()
         self._news, self._results, self._without_agents = queue.SimpleQueue(), {}, set()
         if self.started_ray:
@@ -380,6 +382,9 @@ class Cluster:
             if time.monotonic() > until:
                 raise Infeasible(f"the Ray cluster has not answered for {self.job.start_timeout_s + RAY_STOP_S:g} s")
         finding.check()
+        # what Ray says is free may be taken before it is asked for, or lie on hosts that have too little each
+        is_wrong = for_room and len(self.places) <= before
+        self._room_every_s = min(10 * self._room_every_s, LONGEST_ROOM_S) if is_wrong else ROOM_EVERY_S
         return self.places
 
     def _let_go(self, ranks: Iterable[int]) -> None:

@@ -207,9 +207,8 @@ class Run:
             if real >= next_lost:
                 next_lost = real + LOST_EVERY_S
                 events += self._lost()
-                if self.cluster.room > self.size:
+                if self.cluster.room > max(self.size, self.controller.run.preemption.nodes_back):
                     events.append(NodesBack(self.cluster.room))
-                    self.cluster.room = 0
             if self.around.inquiries.stacks_wanted:
                 self.around.inquiries.stacks_wanted = False
                 self.server.send("worker", range(self.size), "stacks")

@@ -12,8 +12,8 @@ class Training:
     steps_done: int | None = None
     counted_then: int = 0  # what this process had counted of steps itself by then
     save_asked: bool = False  # all ranks are to save
-    told: int | None = None  # the driver was told then that so many steps are done: none beyond the next, until it
-    save_at: int | None = None  # has said at which step all do
+    told: int | None = None  # as many steps were done when the driver was told
+    save_at: int | None = None  # the step at which all save; until it is known, no step after `told` ends
     terminated: bool = False  # this process got SIGTERM
 
     def step(self, counted: int) -> int | None:

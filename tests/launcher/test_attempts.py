@@ -189,11 +189,13 @@ AHEAD = """
 def test_ranks_that_hear_of_it_on_two_sides_of_a_step_save_at_one(launcher: Launcher, left_behind: Left) -> None:
     """Rank 1 hears of it in step 11, where it waits for rank 0, which hears of it at the end of step 10: where that
     one waited for the other's answer both waited until the grace was over."""
-    text = script(steps=40).replace("every=1,", "every=1000,").replace("    checkpoints.step(i + 1)\n", AHEAD[1:])
+    text = script(steps=40, pause=0.05).replace("every=1,", "every=1000,")
+    text = text.replace("    checkpoints.step(i + 1)\n", AHEAD[1:])
     run = launcher(text, "--nodes", "2", "--grace", "20", "--max-restarts", "1", real_endpoint=True).wait()
     assert run.code == 0, run.err
-    assert "rank 1 was preempted (SIGTERM): step 11 is saved" in run.err, run.err
-    assert "epoch 1 begins at 11 on 2" in run.out and f"sum {sum(range(1, 41))}.0" in run.out
+    # (11, but on a machine so busy that the order takes longer than a second)
+    (step,) = re.findall(r"rank 1 was preempted \(SIGTERM\): step (\d+) is saved", run.err.partition("attempts:")[0])
+    assert f"epoch 1 begins at {step} on 2" in run.out and f"sum {sum(range(1, 41))}.0" in run.out
     assert left_behind(run.report["job"]) == []
 
 

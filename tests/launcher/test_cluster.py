@@ -155,6 +155,39 @@ def test_places_are_kept_where_their_agents_can_start_others(monkeypatch: pytest
     assert not c.keeps({0, 1}), "a third node may have come back"
 
 
+def test_room_is_looked_for_less_often_where_it_was_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    """A run that ends for three nodes and gets two again (what Ray calls free lies on hosts that have too little each)
+    would else end at each of its checkpoints."""
+    monkeypatch.setattr(cluster, "ROOM_EVERY_S", 0.05)
+    c, asked = attached(monkeypatch, tmp_path)
+    c.job, c._room_every_s, found = Job("script", "train.py", nodes=3), 0.05, 2
+
+    def free() -> dict[str, float]:
+        asked.append("free")
+        return {"CPU": 1.0}
+
+    monkeypatch.setattr(sys.modules["ray"], "available_resources", free, raising=False)
+    places = [Place("a", "1.2.3.4", 1, i, 3) for i in range(3)]
+    c.places = places[:2]
+    monkeypatch.setattr(Cluster, "_find_places", lambda self, least: setattr(self, "places", places[:found]))
+
+    def look() -> int:
+        c.look_for_room()
+        until = time.monotonic() + 10
+        while not c.room and time.monotonic() < until:
+            time.sleep(0.01)
+        return c.room
+
+    assert look() == 3 and asked[-1] == "free"
+    assert c.again(1, lambda: False) == places[:2] and c.room == 0 and c._room_every_s == 0.5
+    found = 3
+    assert look() == 3
+    assert c.again(1, lambda: False) == places and c._room_every_s == 0.05
+    found = 2
+    assert c.again(1, lambda: False) == places[:2] and c._room_every_s == 0.05  # (it did not end for more)
+    c.stop(fast=False)
+
+
 def test_the_guard_ends_and_loses_no_error(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     guard = guard_module.Guard(lambda text: None)
     guard.start()
