@@ -99,10 +99,9 @@ class Trace:
             return self.next_round().call(fn, args, kwargs)
         if self.tree.varying:
             here = (fn, id(code), at) in self.tree.varying
-            if here and fn.__name__ in FILLING:
-                return mark_varying(self.inside(fn, args, kwargs))
-            if here or has_varying(args):
-                if stays_varying(fn, args):
+            if here or (self.tree.marks and has_varying(args)):
+                if fn.__name__ in FILLING or stays_varying(fn, args):
+                    self.tree.marks = True
                     return mark_varying(self.inside(fn, args, kwargs))
                 if not kwargs:
                     fn, args = with_input(fn, args)

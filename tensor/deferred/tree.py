@@ -244,6 +244,7 @@ class TraceTree:
         self.root = TraceNode()
         self.nodes = 0
         self.varying: dict[Key, CodeType] = {}  # places in code at which a number is an input
+        self.marks = False  # tensors of such numbers (`varying.mark_varying`)
         self.captures: weakref.WeakSet[TraceEnding] = weakref.WeakSet()  # one goes with its node
         self.uses = 0  # of captures
 
