@@ -12,7 +12,6 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-import llvmlite.binding as llvm
 from llvmlite.binding import ffi
 
 FUNCTION = "LLVMPY_TargetMachineEmitToMemory"  # (machine, module, object code or assembly, error) -> buffer
@@ -42,5 +41,4 @@ def _without_lock() -> Callable[..., Any] | None:
         emit.argtypes, emit.restype = locked.argtypes, locked.restype
     except (AttributeError, OSError):
         return None
-    assert emit.restype is llvm.ffi.LLVMMemoryBufferRef
     return emit

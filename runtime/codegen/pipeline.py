@@ -99,7 +99,7 @@ def choice_of(kernel: Legalized, machine: Machine) -> Choice:
 
 
 def beyond(machine: Machine, ast: UOp, opts: tuple[Opt, ...]) -> str | None:
-    """Why the machine cannot run a kernel with legal `opts`: of groups larger than its own."""
+    """Why the machine cannot run a kernel with legal `opts`: it has no such instructions, or only smaller groups."""
     sig = signature(ast)
     nest = loop_nest(sig, opts)
     if math.prod(nest.group) > machine.group_items:

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from manygrad.tensor.uop.uop import UOp
 
 T = TypeVar("T")
-NOTHING: Any = MappingProxyType({})  # beside the many nodes that have no entry: a dict is as large as a node; no entry
+# beside the many nodes that have no entry (a dict is as large as a node); also: no entry found
+NOTHING: Any = MappingProxyType({})
 _FIRST = threading.Lock()  # held where a node gets its first one
 
 

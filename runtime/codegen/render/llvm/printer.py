@@ -63,7 +63,9 @@ class LLVMPrinter(Registers):
         """Prints an instruction; the name of its value, if it has one."""
         names = self.names
         t = vector(scalar_type(x.dtype), x.lanes) if x.dtype is not dtypes.void else "void"
-        return PRINT.get(x.op, LLVMPrinter.alu)(self, x, t, [names[s] for s in x.src if s in names])
+        src = [names[s] for s in x.src if s in names]
+        found = PRINT.get(x.op)
+        return self.alu(x, t, src) if found is None else found(self, x, t, src)
 
     def splat_of(self, x: Inst, t: str, one: str) -> str:
         first = self.let(f"insertelement {t} poison, {scalar_type(x.dtype)} {one}, i64 0")
