@@ -94,6 +94,7 @@ class Faults:
         self.places: dict[UOp, Site] = {}  # by the node
         # stored values computed since the last read, each with the places that it stands on
         self.unread: WeakKeyDictionary[UOp, frozenset[Site]] = WeakKeyDictionary()
+        self.changes = 0  # how often that was changed
         self.lock = threading.RLock()
 
     def word_of(self, what: str, low: int, size: int, line: str, device: str | tuple[str, ...]) -> UOp:
@@ -138,6 +139,7 @@ class Faults:
     def note(self, sink: UOp) -> None:
         """The values that a SINK has stored stand on the places whose indices are read on the way to them."""
         unread = self.unread
+        self.changes += 1
         below: dict[UOp, frozenset[Site]] = {}
         for u in sink.toposort():
             if u.op is Ops.BUFFER:
@@ -153,14 +155,17 @@ class Faults:
             if store.op is Ops.STORE and (stood_on := below.get(store.src[1])):
                 unread[store.src[0]] = stood_on
 
-    def note_replay(self, sites: frozenset[Site], results: Iterable[UOp]) -> None:
-        """A replay that checks indices at `sites` is to store results; its arguments may be any unread values."""
+    def note_replay(self, sites: frozenset[Site], results: Iterable[UOp]) -> int:
+        """A replay that checks indices at `sites` is to store results; its arguments may be any unread values. Another
+        one that stores the same need not be noted as long as `changes` is what is given."""
         if not sites and not self.unread:
-            return
+            return self.changes
+        self.changes += 1
         if self.unread:
             sites = sites.union(*self.unread.values())
         for u in results:
             self.unread[u] = sites
+        return self.changes
 
     def look(self) -> None:
         """IndexError if an index was out of range; of several places each is told once, one at a look. What stands on
@@ -171,9 +176,11 @@ class Faults:
                 for others in list(self.words.values()):  # (what is replicated is wrong on all devices)
                     others.forget(site)
                 told = site.message(index_of(code))
+                self.changes += 1
                 for u in [u for u, sites in self.unread.items() if site in sites]:
                     spoil(u, f"{told}; this tensor was computed with it and has no value")
                     del self.unread[u]
                 raise IndexError(told)
         if self.unread:
+            self.changes += 1
             self.unread.clear()

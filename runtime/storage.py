@@ -21,6 +21,15 @@ STORAGE: Table[Buffer | list[Buffer | None]] = Table("storage")
 SPOILED: Table[Buffer | list[Buffer | None]] = Table("spoiled")  # the memory of a lost value, for who writes it anew
 
 
+class Losses:
+    """How often the value of a BUFFER was lost (`spoil`)."""
+
+    count = 0
+
+
+LOSSES = Losses()
+
+
 def storage(u: UOp) -> Buffer | list[Buffer | None]:
     """The memory behind a BUFFER node; made, not yet allocated, on first use.
     One per own device for a sharded buffer."""
@@ -49,6 +58,7 @@ def buffers_of(u: UOp) -> list[Buffer]:
 
 def spoil(u: UOp, why: str) -> None:
     """What a BUFFER holds is no value, until something else is written there (`restore`)."""
+    LOSSES.count += 1
     found = STORAGE.get(u)
     if found is not None:
         SPOILED[u] = found

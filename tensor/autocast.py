@@ -14,8 +14,8 @@ from typing import Any
 
 from manygrad.tensor.dtype import DType, dtypes
 
-_type: ContextVar[DType | None] = ContextVar("autocast", default=None)
-autocast_dtype = _type.get  # the half type, None outside
+AUTOCAST: ContextVar[DType | None] = ContextVar("autocast", default=None)
+autocast_dtype = AUTOCAST.get  # the half type, None outside
 
 IN_HALF = frozenset(
     "matmul __matmul__ __rmatmul__ mm bmm mv addmm addmv addbmm baddbmm linear bilinear einsum tensordot "
@@ -48,10 +48,10 @@ class autocast:
         self.before: list[Token[DType | None]] = []
 
     def __enter__(self) -> None:
-        self.before.append(_type.set(self.dtype))
+        self.before.append(AUTOCAST.set(self.dtype))
 
     def __exit__(self, *exc: object) -> None:
-        _type.reset(self.before.pop())
+        AUTOCAST.reset(self.before.pop())
 
     def __call__(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(fn)
@@ -66,10 +66,10 @@ class as_given:
     """`with as_given():` an operation that is made inside converts nothing."""
 
     def __enter__(self) -> None:
-        self.before = _type.set(None)
+        self.before = AUTOCAST.set(None)
 
     def __exit__(self, *exc: object) -> None:
-        _type.reset(self.before)
+        AUTOCAST.reset(self.before)
 
 
 def converted(half: DType, call: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

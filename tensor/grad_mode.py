@@ -36,8 +36,8 @@ def _stopped(u: UOp) -> bool:
     return (u.op in SAME_MEMORY or u.op in PURE) and all(STOPPED[s] for s in u.src)
 
 
-_enabled = ContextVar("grad mode", default=True)
-is_grad_enabled = _enabled.get
+ENABLED = ContextVar("grad mode", default=True)
+is_grad_enabled = ENABLED.get
 
 
 class set_grad_enabled:
@@ -49,11 +49,11 @@ class set_grad_enabled:
         self.saved: list[bool] = []
 
     def __enter__(self) -> None:
-        self.saved.append(_enabled.get())
-        _enabled.set(self.mode)
+        self.saved.append(ENABLED.get())
+        ENABLED.set(self.mode)
 
     def __exit__(self, *exc: object) -> None:
-        _enabled.set(self.saved.pop())
+        ENABLED.set(self.saved.pop())
 
     def __call__(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         if inspect.isgeneratorfunction(fn):

@@ -4,7 +4,8 @@
                                                            ├─ modules: modes, attributes, parameters, hooks
                                                            ├─ optimisers: options of their groups, parameters
                                                            ├─ lists, dicts, tuples: their items
-                                                           └─ other objects: attributes that reached code names
+                                                           └─ other objects of the user's classes, namespaces:
+                                                              attributes that reached code names
 
 Numbers and texts are compared by value, tensors by which they are, where they lie, and whether they are trained, all
 else by which object it is. What the front end changes is counted (`tensor/changes.py`): as long as the count is as it
@@ -18,21 +19,21 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from operator import is_
-from types import CodeType, FunctionType, MethodType, ModuleType
-from typing import Any
+from types import CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
+from typing import Any, NamedTuple
 
-from manygrad.tensor.autocast import autocast_dtype
+from manygrad.native.checks import ATTRIBUTE, CALLED, ELEMENT, ITEM, MAPPED, MISSING, SIZE, VARIABLE, Check
+from manygrad.tensor.autocast import AUTOCAST, autocast_dtype
 from manygrad.tensor.changes import CHANGES
-from manygrad.tensor.grad_mode import is_grad_enabled
+from manygrad.tensor.grad_mode import ENABLED, is_grad_enabled
 from manygrad.tensor.ops.random import places_of_draws
 from manygrad.tensor.source import is_own
 from manygrad.tensor.storage import is_stored
-from manygrad.tensor.tensor import Tensor
+from manygrad.tensor.tensor import TRAINING, Tensor
 from manygrad.tensor.uop.views import memory
 
-MISSING = object()
 MOST = 50_000  # objects that are looked at
 NUMBERS = (bool, int, float, complex, str, bytes)
 Fetch = Callable[[], Any]
@@ -40,6 +41,30 @@ Fetch = Callable[[], Any]
 
 def modes() -> tuple[Any, ...]:
     return is_grad_enabled(), Tensor.training, autocast_dtype(), places_of_draws()
+
+
+class Watched(NamedTuple):
+    """Values that are looked at in each call: `fetch` gives them in their order. The same as kinds of checks:
+    each is found by its key in `of`, None where `fetch` alone finds them; `size`: how many `of` has, if that counts."""
+
+    fetch: Fetch
+    values: tuple[Any, ...]
+    kind: int | None = None
+    of: Any = None
+    keys: tuple[Any, ...] = ()
+    size: int | None = None
+
+    def holds(self) -> bool:
+        now = self.fetch()
+        return len(now) == len(self.values) and all(map(is_, now, self.values))
+
+    def checks(self) -> list[Check]:
+        if self.kind is None:
+            return [Check(CALLED, self.holds, None, True)]
+        sizes = [] if self.size is None else [Check(SIZE, self.of, None, self.size)]
+        if self.kind == ATTRIBUTE:  # (each of an object of its own)
+            return [Check(ATTRIBUTE, x, key, v) for x, key, v in zip(self.of, self.keys, self.values)]
+        return sizes + [Check(self.kind, self.of, key, v) for key, v in zip(self.keys, self.values)]
 
 
 class Guards:
@@ -57,11 +82,19 @@ class Guards:
         """Whether nothing that is looked at in each call has changed."""
         if CHANGES.count != self.count or self.modes != modes():
             return False
-        for fetch, seen in self.cheap:
-            now = fetch()
-            if len(now) != len(seen) or not all(map(is_, now, seen)):
-                return False
-        return True
+        return all(w.holds() for w in self.cheap)
+
+    def checks(self) -> list[Check]:
+        """What `hold` looks at, for native code."""
+        enabled, training, half, places = self.modes
+        return [
+            Check(ATTRIBUTE, CHANGES, "count", self.count),
+            Check(VARIABLE, ENABLED, None, enabled),
+            Check(VARIABLE, TRAINING, None, training),
+            Check(VARIABLE, AUTOCAST, None, half),
+            Check(CALLED, places_of_draws, None, places),
+            *(check for w in self.cheap for check in w.checks()),
+        ]
 
     def numbers(self, ignored: Iterable[str] = ()) -> tuple[Any, ...]:
         """All numbers and texts, with their paths: what a trace has in it as constants."""
@@ -92,11 +125,10 @@ def is_same(a: Any, b: Any) -> bool:
 
 
 class Reader:
-    """One look at all that a function can read. `cheap`: what each call compares, as functions that fetch it and what
-    they gave; `values`: all of it by path."""
+    """One look at all that a function can read. `cheap`: what each call compares; `values`: all of it by path."""
 
     def __init__(self) -> None:
-        self.cheap: list[tuple[Fetch, tuple[Any, ...]]] = []
+        self.cheap: list[Watched] = []
         self.values: dict[str, Any] = {}
         self.seen: dict[int, Any] = {}
         self.below: list[Any] = []  # what belongs to optimisers
@@ -131,7 +163,7 @@ class Reader:
         elif isinstance(x, dict):
             self._items(path, x.items(), None if counted else x.values)
         elif isinstance(x, (list, tuple)):
-            self._items(path, enumerate(x), None if counted or isinstance(x, tuple) else lambda: x)
+            self._items(path, enumerate(x), None if counted or isinstance(x, tuple) else lambda: x, x)
         elif changes == "groups":
             for f in x.flats:
                 self.below += [f, f.state, f.scalars]
@@ -142,25 +174,28 @@ class Reader:
             self.values[f"{path}.param_groups"] = len(x.param_groups)
         elif changes == "attributes":
             self._module(path, x)
-        elif _is_users(type(x)) and hasattr(x, "__dict__"):
+        elif (_is_users(type(x)) or _is_namespace(x)) and hasattr(x, "__dict__"):
             self._class(type(x))
             self.objects.append((path, x))
         elif callable(wrapped := getattr(x, "__wrapped__", None)):
             self.visit(path, wrapped)
 
-    def _watch(self, fetch: Fetch, paths: list[str], counted: bool = False) -> None:
+    def _watch(self, fetch: Fetch, paths: list[str], kind: int, of: Any, keys: Sequence[Any]) -> None:
         """Values that are read one by one."""
         found = tuple(fetch())
-        if not counted:
-            self.cheap.append((fetch, found))
+        self.cheap.append(Watched(fetch, found, kind, of, tuple(keys)))
         for p, v in zip(paths, found):
             self.values[p] = v
             self.visit(p, v)
 
-    def _items(self, path: str, items: Iterable[tuple[Any, Any]], fetch: Fetch | None, counted: bool = False) -> None:
+    def _items(
+        self, path: str, items: Iterable[tuple[Any, Any]], fetch: Fetch | None, of: Any = None, counted: bool = False
+    ) -> None:
         found = list(items)
         if fetch is not None:
-            self.cheap.append((fetch, tuple(v for _, v in found)))
+            kind = ELEMENT if type(of) is list else None  # (of a dict the order counts, too)
+            keys, values = tuple(k for k, _ in found), tuple(v for _, v in found)
+            self.cheap.append(Watched(fetch, values, kind, of, keys, len(found)))
         for k, v in found:
             p = f"{path}[{k!r}]"
             self.values[p] = v
@@ -178,12 +213,13 @@ class Reader:
         names = _names(fn.__code__)
         self.names |= names
         if cells:
-            self._watch(lambda: [_content(c) for c in cells], [before + n for n in fn.__code__.co_freevars])
+            paths = [before + n for n in fn.__code__.co_freevars]
+            self._watch(lambda: [_content(c) for c in cells], paths, ATTRIBUTE, cells, ["cell_contents"] * len(cells))
         d = fn.__globals__
         read = [n for n in sorted(names) if n in d and not isinstance(d[n], (ModuleType, type))]
         if read:
             self.globals.append((d, read))
-            self._watch(lambda: [d.get(n, MISSING) for n in read], [before + n for n in read])
+            self._watch(lambda: [d.get(n, MISSING) for n in read], [before + n for n in read], ITEM, d, read)
         for n in sorted(names):
             m = d.get(n)
             if isinstance(m, ModuleType) and _is_users_file(getattr(m, "__file__", None) or ""):
@@ -228,7 +264,8 @@ class Reader:
             if not n.startswith(("__", "_jit_")) and not isinstance(d.get(n), (ModuleType, type, property))
         ]
         if read:
-            self._watch(lambda: [d.get(n, MISSING) for n in read], [f"{path}.{n}" for n in read])
+            item = ITEM if isinstance(d, dict) else MAPPED
+            self._watch(lambda: [d.get(n, MISSING) for n in read], [f"{path}.{n}" for n in read], item, d, read)
 
 
 def _content(cell: Any) -> Any:
@@ -250,6 +287,11 @@ def _is_users_file(path: str) -> bool:
     """Whether a file is of the program: not the package's, nor of an installed library."""
     library = path.startswith((sys.prefix, sys.base_prefix, "<frozen")) or "site-packages" in path
     return bool(path) and not library and not is_own(path)
+
+
+def _is_namespace(x: Any) -> bool:
+    """Whether it is an object of the standard library that holds what a program puts into it: options, mostly."""
+    return isinstance(x, SimpleNamespace) or (type(x).__module__, type(x).__name__) == ("argparse", "Namespace")
 
 
 def _is_users(kind: type) -> bool:

@@ -89,18 +89,18 @@ from manygrad.tensor.uop import GroupOp, Ops, ShardArg, UOp, VarArg, even_bounds
 from manygrad.tensor.uop.symbolic import variable
 from manygrad.tensor.uop.views import STEPS, memory, overlaps
 
-_training: ContextVar[bool | None] = ContextVar("training", default=None)
+TRAINING: ContextVar[bool | None] = ContextVar("training", default=None)
 
 
 class _Modes(type):
     @property
     def training(cls) -> bool | None:
         """Set by `Tensor.train`, for its thread; None: every module has its own mode."""
-        return _training.get()
+        return TRAINING.get()
 
     @training.setter
     def training(cls, mode: bool | None) -> None:
-        _training.set(mode)
+        TRAINING.set(mode)
 
 
 class Tensor(
@@ -433,11 +433,11 @@ class Tensor(
             self.saved: list[bool | None] = []
 
         def __enter__(self) -> None:
-            self.saved.append(_training.get())
-            _training.set(self.mode)
+            self.saved.append(TRAINING.get())
+            TRAINING.set(self.mode)
 
         def __exit__(self, *exc: object) -> None:
-            _training.set(self.saved.pop())
+            TRAINING.set(self.saved.pop())
 
 
 class Variable:

@@ -1,29 +1,13 @@
 ; A builtin function of Python that does a call again which was made before, if nothing has changed that matters to it;
-; `native/replay.py` makes it, and has the words of its table. Needs clock.ll, words.ll and additions.ll.
+; `native/replay.py` makes it, and has the words of its table. Needs clock.ll, words.ll, additions.ll and checks.ll.
 
 declare ptr @PyEval_SaveThread()
 declare void @PyEval_RestoreThread(ptr)
 declare i64 @PyThread_get_thread_ident()
-declare ptr @PyObject_CallNoArgs(ptr)
-declare i64 @PyObject_Size(ptr)
-declare ptr @PyObject_GetAttr(ptr, ptr)
 declare ptr @PyIter_Next(ptr)
 declare ptr @PyLong_AsVoidPtr(ptr)
 declare ptr @PyLong_FromLong(i64)
-declare i32 @PyContextVar_Get(ptr, ptr, ptr)
 declare void @PyErr_Clear()
-declare void @Py_DecRef(ptr)
-
-define internal void @drop(ptr %object) alwaysinline {
-entry:
-  %none = icmp eq ptr %object, null
-  br i1 %none, label %end, label %some
-some:
-  call void @Py_DecRef(ptr %object)
-  br label %end
-end:
-  ret void
-}
 
 ; Calls an object without arguments, if there is one, and drops what it gives.
 define internal void @tell(ptr %function) {
@@ -43,7 +27,7 @@ define internal i1 @same_arguments(ptr %t, ptr %args) {
 entry:
   %count = call i64 @word(ptr %t, i64 $ARGUMENT_COUNT)
   %refs = call ptr @field(ptr %t, i64 $ARGUMENTS)
-  %name = call ptr @field(ptr %t, i64 $ATTRIBUTE)
+  %name = call ptr @field(ptr %t, i64 $NAME)
   br label %loop
 loop:
   %i = phi i64 [0, %entry], [%i1, %same]
@@ -62,29 +46,6 @@ look:
   %other = or i1 %is_null, %differs
   br i1 %other, label %no, label %same
 same:
-  %i1 = add i64 %i, 1
-  br label %loop
-yes:
-  ret i1 1
-no:
-  ret i1 0
-}
-
-define internal i1 @all_empty(ptr %t) {
-entry:
-  %count = call i64 @word(ptr %t, i64 $EMPTY_COUNT)
-  %containers = call ptr @field(ptr %t, i64 $EMPTY)
-  br label %loop
-loop:
-  %i = phi i64 [0, %entry], [%i1, %empty]
-  %some = icmp slt i64 %i, %count
-  br i1 %some, label %look, label %yes
-look:
-  %container = call ptr @field(ptr %containers, i64 %i)
-  %size = call i64 @PyObject_Size(ptr %container)
-  %none = icmp eq i64 %size, 0
-  br i1 %none, label %empty, label %no
-empty:
   %i1 = add i64 %i, 1
   br label %loop
 yes:
@@ -115,16 +76,13 @@ no:
   ret i1 0
 }
 
-; Whether a context variable has its default, $NOTHING.
-define internal i1 @default(ptr %t) {
-  %out = alloca ptr
-  store ptr null, ptr %out
-  %variable = call ptr @field(ptr %t, i64 $VARIABLE)
-  %failed = call i32 @PyContextVar_Get(ptr %variable, ptr null, ptr %out)
-  %value = load ptr, ptr %out
-  call void @drop(ptr %value)
-  %nothing = call ptr @field(ptr %t, i64 $NOTHING)
-  %r = icmp eq ptr %value, %nothing
+; Whether all rows of the checks read what they read before; $CHANGED is the number of the first that does not.
+define internal i1 @unchanged(ptr %t) {
+  %rows = call ptr @field(ptr %t, i64 $CHECKS)
+  %count = call i64 @word(ptr %t, i64 $CHECK_COUNT)
+  %found = call i64 @first_change(ptr %rows, i64 %count)
+  call void @put(ptr %t, i64 $CHANGED, i64 %found)
+  %r = icmp eq i64 %found, %count
   ret i1 %r
 }
 
@@ -150,16 +108,13 @@ arguments:
   br i1 %same, label %time, label %no
 time:
   %early = call i1 @in_time(ptr %t)
-  br i1 %early, label %context, label %no
-context:
-  %plain = call i1 @default(ptr %t)
-  br i1 %plain, label %mark, label %no
+  br i1 %early, label %mark, label %no
 mark:
-  %unchanged = call i1 @marked(ptr %t)
-  br i1 %unchanged, label %empty, label %no
-empty:
-  %nothing = call i1 @all_empty(ptr %t)
-  ret i1 %nothing
+  %nothing_made = call i1 @marked(ptr %t)
+  br i1 %nothing_made, label %rows, label %no
+rows:
+  %all = call i1 @unchanged(ptr %t)
+  ret i1 %all
 no:
   ret i1 0
 }
@@ -171,6 +126,7 @@ entry:
   %acquire = call ptr @field(ptr %t, i64 $ACQUIRE)
   %release = call ptr @field(ptr %t, i64 $RELEASE)
   call void @tell(ptr %acquire)
+  call void @put(ptr %t, i64 $CHANGED, i64 -1)
   %ok = call i1 @may(ptr %t, ptr %args, i64 %count)
   br i1 %ok, label %go, label %leave
 leave:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Generic, TypeVar, cast
 
 from manygrad.errors import JitError
-from manygrad.native.replay import Replay
+from manygrad.native.replay import STOPPED
 from manygrad.runtime.buffer import Buffer, copy_buffer
 from manygrad.runtime.current import current
 from manygrad.runtime.executors.items import ExecItem, run_items
@@ -24,9 +24,9 @@ from manygrad.runtime.jit.arguments import (
 from manygrad.runtime.jit.batch import batch_kernels, beside_each_other, joined_calls
 from manygrad.runtime.jit.following import Following, described
 from manygrad.runtime.jit.memory import address, stored, united, whole
-from manygrad.runtime.jit.native_replay import prepared
+from manygrad.runtime.jit.native_replay import NativeReplay, native_call
 from manygrad.runtime.jit.recording import Named, Recorded, overwrites, tensors_of
-from manygrad.runtime.jit.results import Results
+from manygrad.runtime.jit.results import ResultMemory, Results
 from manygrad.runtime.jit.sources import ResultSources
 from manygrad.runtime.storage import buffers_of
 from manygrad.tensor.engine import engine
@@ -88,7 +88,7 @@ class Captured(Generic[T]):
         self.nbytes = sum(b.nbytes for b in own.values())  # memory of its own
         # what the last replay read in place, if its arguments were tensors, all of them read so, and nothing else
         self.last: list[weakref.ref[UOp]] | None = None
-        self.native: Replay | None = None  # the replay without Python, once there was one
+        self.native: NativeReplay | None = None  # the replay without Python, once there was one
         current().devices.trim()  # a replay needs none of what the calls before it left
 
     def __del__(self, live: TensorSet = LIVE) -> None:
@@ -147,13 +147,33 @@ class Captured(Generic[T]):
             self.sources.note([ref() for ref in self.last or ()])
         return cast(T, self.results.build({}, {}))
 
-    def prepare(self) -> Replay | None:
+    def prepare(self) -> NativeReplay | None:
         """The native replay of what the last one read, None where that needs Python."""
         assert self.last is not None
-        self.native = prepared(self.items, self.vars, self.native, self.last, id(self))
+        results, call = self.results, native_call(self.items, self.vars)
+        if call is None or results.need_python():
+            return None
+        self.native = self.native or NativeReplay(results, id(self))
+        self.native.prepare(self.guards, self.last, *call)
         return self.native
 
-    def go_on(self) -> None:
+    def replay_natively(self, native: NativeReplay, args: tuple[Any, ...]) -> tuple[bool, T | None]:
+        """Whether native code made the calls for these arguments, and what they give. Nothing was done where it did
+        not, but for results that the caller holds, which the next replay does not write."""
+        moved, was_last = list[ResultMemory](), next(reversed(LIVE.keys), None) == id(self)
+        while not (done := native.replay.call(*args)):
+            if (left := native.leave_what_is_held()) is None:
+                self.results.note(moved)
+                return False, None
+            if was_last:  # (what was made for that is not new)
+                LIVE.newer(self)
+            moved.append(left)
+        self.results.note(moved)
+        if done == STOPPED:
+            self._go_on()
+        return True, self.result(bool(moved))
+
+    def _go_on(self) -> None:
         """Makes the rest of the calls in Python after a native replay that stopped before its end."""
         (item,) = self.items
         try:

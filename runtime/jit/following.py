@@ -65,10 +65,9 @@ class Following:
 
     def is_due(self) -> bool:
         """Counts a replay; whether the function is to be followed before it."""
-        if not self.left:
-            return False
-        self.left -= 1
-        return self.left == 0
+        is_due = self.left == 1
+        self.left -= self.left > 0
+        return is_due
 
     def follow(self, fn: Callable[..., Any], args: Any, kwargs: Any, tensors: Named, inputs: list[Input]) -> str:
         """The first difference between what the function would do and what was captured, in words; or nothing."""

@@ -4,18 +4,21 @@ Memory that a replay gives is written by a later one only if nobody refers to it
 no view of it, no lazy value made of it. Else that replay writes elsewhere: the native calls are pointed to other memory
 (`ExecItem.mover`), of which two take turns where the caller holds one result at a time; where they cannot be, what is
 held is copied away and the memory goes on as that of the next result. Reference counts tell, so a step whose results
-are dropped costs nothing.
+are dropped costs nothing. Native code compares the same counts where it makes a replay alone (`checks`).
 
 What is returned and is an argument is that argument; what is memory from before, the function's state, is that state.
 """
 
 from __future__ import annotations
 
+import ctypes
 import weakref
+from array import array
 from collections.abc import Callable, Collection, Mapping, Sequence
 from sys import getrefcount
 from typing import Any
 
+from manygrad.native.checks import ATTRIBUTE, MISSING, REFERRED, WORD, Check, words_of
 from manygrad.runtime.buffer import Buffer, copy_buffer
 from manygrad.runtime.current import current
 from manygrad.runtime.executors.items import ExecItem
@@ -44,6 +47,8 @@ class Returned:
         self.uops = [t.uop for t in tensors]
         self.buffers = buffers_of(node)
         self.references = -1  # (not known: whoever made them may hold them)
+        self.words: list[tuple[int, int]] = []  # address and value of each one's count of references, then
+        self.rows = array("q")  # of `checks`
 
     def count(self) -> int:
         found = getrefcount(self.node)
@@ -52,6 +57,29 @@ class Returned:
         for b in self.buffers:
             found += getrefcount(b)
         return found
+
+    def settle(self) -> None:
+        """From now on only others' references are found beyond those there are."""
+        if self.references < 0:
+            # (a node's memory is noted beside it when it is asked for first, which is one more reference)
+            all(map(memory, self.uops))
+            self.references = self.count()
+            counted = [*map(id, (self.node, *self.tensors, *self.uops, *self.buffers))]  # (which holds none of them)
+            self.words = [(at, ctypes.c_int64.from_address(at).value) for at in counted]
+
+    def checks(self, owners: Sequence[Owner]) -> Sequence[int]:
+        """What `is_free` looks at, for native code, as rows of its table, where all owners have their gradients."""
+        if self.rows and not owners:
+            return self.rows
+        grads = [MISSING if ref() is None else self.tensors[k] for ref, k in owners]
+        held = [k for (_, k), grad in zip(owners, grads) if grad is not MISSING]
+        found = [Check(WORD, at, None, n + held.count(i - 1)) for i, (at, n) in enumerate(self.words)]
+        for t, u in zip(self.tensors, self.uops):
+            found += [Check(ATTRIBUTE, t, "uop", u), Check(ATTRIBUTE, t, "_grad", None)]
+            found.append(Check(ATTRIBUTE, t, "_requires_grad", t._requires_grad))
+        found += [Check(REFERRED, ref, "_grad", grad) for (ref, _), grad in zip(owners, grads)]
+        self.rows = array("q", words_of(found))
+        return self.rows
 
     def restore(self) -> None:
         """What was lost there is to be written anew."""
@@ -127,13 +155,6 @@ class ResultMemory:
             STORAGE[old.node] = [b if b is None else _copy(b) for b in found]
         old.buffers = buffers_of(old.node)
 
-    def settle(self) -> None:
-        """From now on only others' references are found beyond those there are."""
-        if self.now.references < 0:
-            # (a node's memory is noted beside it when it is asked for first, which is one more reference)
-            all(map(memory, self.now.uops))
-            self.now.references = self.now.count()
-
     def give(self) -> None:
         """Gradients are those of their tensors."""
         tensors = self.now.tensors
@@ -179,6 +200,7 @@ class Results:
         self.gradients.forget_tensors()
         self.build = _builder(out, at, own)
         self.sites = current().faults.sites_of(b for item in items for b in item.buffers)
+        self.noted = -1  # `Faults.changes` when the results' places were noted last
 
     def end_histories(self) -> None:
         """No gradient flows back through a replay: from now on backward() from what is given says so."""
@@ -188,12 +210,12 @@ class Results:
     def renew(self, mark: object) -> bool:
         """Before a replay. `mark`: as in `TensorSet.newer`; what is made here is not new to it. Whether a result will
         lie elsewhere."""
-        moved, was_last = False, next(reversed(LIVE.keys), None) == id(mark)
+        moved, was_last = list[ResultMemory](), next(reversed(LIVE.keys), None) == id(mark)
         for s in self.slots:
             if not s.is_free():
                 s.leave()
-                s.settle()
-                moved = True
+                s.now.settle()
+                moved.append(s)
             if s.now.node in SPOILED:  # (the spare one, too, may have been given with a bad index)
                 s.now.restore()
             if s.owners:
@@ -201,10 +223,23 @@ class Results:
         for ref, u in self.fixed:
             if (t := ref()) is not None and (t._grad is None or t._grad.uop is not u):
                 t._grad = _as(t, u)
-        current().faults.note_replay(self.sites, [s.now.node for s in self.slots])
         if was_last:
             LIVE.newer(mark)
-        return moved
+        self.note(moved)
+        return bool(moved)
+
+    def need_python(self) -> bool:
+        """Whether native code cannot look at all that `renew` does."""
+        made = self.gradients
+        return bool(self.fixed or made.absent or made.added) or not all(s.now.words for s in self.slots)
+
+    def note(self, moved: Sequence[ResultMemory]) -> None:
+        """What is given stands on the places whose indices are checked. `moved`: what lies elsewhere since."""
+        faults = current().faults
+        if faults.changes != self.noted:
+            moved = self.slots
+        if moved:
+            self.noted = faults.note_replay(self.sites, [s.now.node for s in moved])
 
 
 def _tensors(out: Any) -> list[Tensor]:

@@ -20,10 +20,9 @@ import warnings
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 from manygrad.errors import JitError
-from manygrad.native.replay import STOPPED, Replay
 from manygrad.runtime.current import current
 from manygrad.runtime.engine.linear import capture
 from manygrad.runtime.jit.arguments import (
@@ -37,6 +36,7 @@ from manygrad.runtime.jit.arguments import (
     walk,
 )
 from manygrad.runtime.jit.captured import Captured, Constants, Numbers
+from manygrad.runtime.jit.native_replay import NativeReplay
 from manygrad.runtime.jit.recording import Named, realize_all, record
 from manygrad.runtime.profile import profile
 from manygrad.runtime.profile.counters import GlobalCounters, end_after_last_step
@@ -108,23 +108,25 @@ class TinyJit(Generic[T]):
         self.changes = 0
         self.crowded_out = 0  # captures that went because there were others
         self.ignored: set[str] = set()  # numbers that the function itself changes
-        self.again: Replay | None = None  # the native replay, where it is prepared for what the last one read
+        self.again: NativeReplay | None = None  # the native replay, where it is prepared for what the last one read
 
     def __call__(self, *args: Any, **kwargs: Any) -> T:
         end_trace()
-        if (captured := self.captured) is None or not captured.holds():
+        native, captured = self.again, self.captured
+        if native is not None and captured is not None and not kwargs and captured.following.left != 1:
+            with LOCK:
+                is_made, out = captured.replay_natively(native, args)
+            if is_made:
+                captured.following.is_due()  # (which counts it)
+                return cast(T, out)
+            if native.replay.changed >= 0:
+                self.again = None  # (it is prepared for what there is now)
+        if captured is None or not captured.holds():
             if self.captures:
                 with LOCK:
                     self._choose()
-        again, captured = self.again, self.captured
+        captured = self.captured
         is_due = captured is not None and captured.following.is_due()
-        if again is not None and captured is not None and not kwargs and not is_due:
-            with LOCK:
-                moved = captured.results.renew(captured)
-                if done := again.call(*args):
-                    if done == STOPPED:
-                        captured.go_on()
-                    return captured.result(moved)  # (it looks that no tensor was made since)
         end_after_last_step()
         GlobalCounters.steps += 1
         if not profile.active:
@@ -211,7 +213,9 @@ class TinyJit(Generic[T]):
         captured = self.captured
         assert captured is not None
         result = captured.replay_in_place()
-        if self.again is None or not self.again.holds():
+        if self.again is not None and self.again.replay.holds():
+            self.again.look_at_slots()
+        else:
             again = captured.prepare()
             self.again = None if LAST_STEP else again  # (which counts no steps in Python)
         return result

@@ -13,7 +13,7 @@ from manygrad.tensor.engine import engine
 from manygrad.tensor.grad_mode import set_grad_enabled
 from manygrad.tensor.source import standing_at
 from manygrad.tensor.storage import LIVE, is_one_storage
-from manygrad.tensor.tensor import Tensor, _training
+from manygrad.tensor.tensor import TRAINING, Tensor
 from manygrad.tensor.uop import Ops, UOp
 from manygrad.tensor.uop.rewrite import substitute
 from manygrad.tensor.uop.views import memory, rebased
@@ -287,12 +287,12 @@ class Making:
         args = [resolved(x, values) for x in call.args]
         kwargs = {k: resolved(x, values) for k, x in call.kwargs.items()}
         grad, training, _ = node.modes
-        token = _training.set(training)
+        token = TRAINING.set(training)
         try:
             with set_grad_enabled(grad), standing_at(node.line):
                 out = node.fn(*args, **kwargs)
         finally:
-            _training.reset(token)
+            TRAINING.reset(token)
         if node.gradients:
             found = {id(t): g for t, g in out}
             made = [found[id(self.external.tensors[i])] for i in node.gradients]

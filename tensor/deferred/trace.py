@@ -41,7 +41,7 @@ from manygrad.tensor.lock import LOCK
 from manygrad.tensor.ops.random import drawing_as, thread_of_draws
 from manygrad.tensor.source import user_line, user_place
 from manygrad.tensor.storage import LIVE, MOVES, PENDING, before_change, is_stored, sharing
-from manygrad.tensor.tensor import Tensor, _training
+from manygrad.tensor.tensor import TRAINING, Tensor
 from manygrad.tensor.uop import Ops, UOp
 from manygrad.tensor.uop.views import memory
 
@@ -105,7 +105,7 @@ class Trace:
                     return mark_varying(self.inside(fn, args, kwargs))
                 if not kwargs:
                     fn, args = with_input(fn, args)
-        sig: list[Any] = [fn, id(code), at, is_grad_enabled(), _training.get(), dtypes.default_float]
+        sig: list[Any] = [fn, id(code), at, is_grad_enabled(), TRAINING.get(), dtypes.default_float]
         known = len(external.tensors)
         try:
             if overridden.get() is not None:
@@ -304,7 +304,7 @@ class Trace:
         ):
             return self.refuse(fn, (loss, *asked), {}, "it has arguments, or its loss is none of this step's values")
         code, at = user_place()
-        key = (fn, id(code), at, is_grad_enabled(), _training.get(), dtypes.default_float, value[1])
+        key = (fn, id(code), at, is_grad_enabled(), TRAINING.get(), dtypes.default_float, value[1])
         child = self.node.children.get(key)
         self.has_gradients = True
         if child is not None and child.is_followed and not child.is_plain:

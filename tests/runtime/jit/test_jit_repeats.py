@@ -81,7 +81,7 @@ def test_memory_that_is_freed_is_not_taken_for_what_lies_there_later() -> None:
 def native(step: Any, *args: Tensor) -> bool:
     """Whether native code alone makes this call; it is made."""
     again = step.again
-    return again is not None and again.call(*args) == DONE
+    return again is not None and again.replay.call(*args) == DONE
 
 
 def prepared(step: Any, *args: Tensor) -> Any:
@@ -102,7 +102,7 @@ def test_native_code_makes_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
     taken = GlobalCounters.steps
     with monkeypatch.context() as m:
         m.setattr(captures, "run_items", None)
-        if step.again.holds():
+        if step.again.replay.holds():
             assert np.array_equal(step(a).numpy(), values(0) * 2)
             assert (GlobalCounters.kernel_count, GlobalCounters.steps - taken) == (1, 1)
             assert GlobalCounters.global_ops == 15 and GlobalCounters.global_mem == 2 * 15 * 4
@@ -126,7 +126,7 @@ def test_native_code_makes_no_other_call(what: str) -> None:
             assert not native(step, a)
     elif what == "time":
         time.sleep(0.11)
-        assert not native(step, a) and not step.again.holds()
+        assert not native(step, a) and not step.again.replay.holds()
     else:
         args = {"other": (b,), "none": (), "two": (a, a), "number": (3,), "array": (values(0),), "view": (a[1:],)}
         assert not native(step, *args[what])  # type: ignore[arg-type]
