@@ -7,7 +7,6 @@ declare i64 @PyThread_get_thread_ident()
 declare ptr @PyIter_Next(ptr)
 declare ptr @PyLong_AsVoidPtr(ptr)
 declare ptr @PyLong_FromLong(i64)
-declare void @PyErr_Clear()
 
 ; Calls an object without arguments, if there is one, and drops what it gives.
 define internal void @tell(ptr %function) {
