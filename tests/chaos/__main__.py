@@ -147,7 +147,7 @@ def run(plan: Plan, folder: Path, whole: tuple[dict[int, float], str]) -> Result
         while (there := left(mark, jobs)) and time.monotonic() < until:
             time.sleep(0.2)
         result.wrong += [f"left behind: {x}" for x in there]
-        happened = [f for f in plan.faults if (folder / f"happened.{f.epoch}").exists()]
+        happened = [f for f in plan.faults if (folder / f.mark).exists()]
         expected = {ENDS_LAUNCHER[f.act] for f in happened if f.act in ENDS_LAUNCHER}
         if process.returncode == 0 or result.wrong:
             break
@@ -166,7 +166,7 @@ def run(plan: Plan, folder: Path, whole: tuple[dict[int, float], str]) -> Result
 def times(happened: list[Fault], folder: Path, report: dict[str, Any]) -> list[tuple[str, float, float]]:
     found = []
     for f in happened:
-        at = (folder / f"happened.{f.epoch}").stat().st_mtime + f.delay_s - report["started"]
+        at = (folder / f.mark).stat().st_mtime + f.delay_s - report["started"]
         for a, b in itertools.pairwise(report["attempts"]):
             if a["epoch"] == f.epoch and a["at_s"] < at < a["at_s"] + a["took_s"] and b["running_s"] is not None:
                 found.append((f.act, a["at_s"] + a["took_s"] - at, b["at_s"] + b["running_s"] - at))
@@ -218,7 +218,8 @@ def causes(happened: list[Fault], reports: list[dict[str, Any]], output: str) ->
         kinds = KINDS[f.act]
         if not kinds or f.act == "preempt":
             continue
-        fits = [c for _, c in found if c["kind"] in kinds and c["rank"] in (f.rank, None)]
+        # (that copies differ is found by all ranks)
+        fits = [c for _, c in found if c["kind"] in kinds and (c["rank"] in (f.rank, None) or f.act == "flip")]
         if not fits and (WARNED in output or (f.delay_s and [(f.epoch, None)] == last)):
             continue  # (it hit the thread that saves, where the training does without; or came when all had finished)
         if not fits and not (f.moment == "exit" or f.act == "terminate"):

@@ -12,15 +12,24 @@ import json
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import psutil
+
+from manygrad import Tensor
 from manygrad.collectives.transport import Endpoint
+from manygrad.runtime.current import current
+from manygrad.runtime.storage import buffers_of
+from manygrad.tensor.uop.views import memory
 
 MOMENTS = ("start", "compile", "step", "collective", "checkpoint", "commit", "exit")
 # what the report has to name as the root cause; nothing where the run is not to notice
@@ -35,12 +44,16 @@ KINDS: dict[str, tuple[str, ...]] = {
     "pause": (),
     "clock": (),
     "slow": (),
+    "cut": (),
+    "flip": ("exception",),
     "full": (),
     "damage": ("signal",),
     "terminate": ("preempted",),
     "launcher": (),
     "preempt": ("preempted", "interrupt"),
 }
+NEW_COMMAND = frozenset({"launcher", "preempt"})  # after which the command is given again, with epoch 0
+UNNOTICED = frozenset({"pause", "clock", "slow", "cut", "full"})  # after which the attempt goes on
 STEPS, EVERY = 12, 3
 DRAWN = "a fault was drawn"  # the text of the exceptions
 PAUSE_S = SLOW_S = 1.5
@@ -56,6 +69,11 @@ class Fault:
     rank: int
     step: int  # at which the moments of steps and checkpoints are
     delay_s: float  # after the moment
+
+    @property
+    def mark(self) -> str:
+        """The name of the file that says that it happened."""
+        return f"happened.{self.epoch}.{self.act}"
 
     def __str__(self) -> str:
         late = f" and {self.delay_s:.2f} s" if self.delay_s else ""
@@ -80,24 +98,26 @@ class Plan:
 
 
 def draw(seed: int) -> Plan:
-    """The plan of a seed: one to three faults, each in an epoch of its own."""
+    """The plan of a seed: one to three faults, each in the epoch that those before it leave the run in."""
     chance = random.Random(seed)
     nodes = chance.choice((2, 2, 2, 4))
     faults = []
     # (the same fault twice at one step would rightly not be retried)
-    for epoch, act in enumerate(chance.sample(tuple(KINDS), chance.choice((1, 1, 2, 3)))):
+    epoch = 0
+    for act in chance.sample(tuple(KINDS), chance.choice((1, 1, 2, 3))):
         moment = chance.choice(MOMENTS)
         if act == "full":
             moment = "checkpoint"
-        if act == "raise" and moment == "collective":
-            moment = "step"  # (an exception of another thread is none of the script's)
+        if (act == "raise" and moment == "collective") or act == "flip":
+            moment = "step"  # (an exception of another thread is none of the script's; a wrong number is seen there)
         if act == "stuck" and moment == "exit":
             moment = "step"  # (what a script leaves to its end may take as long as it likes)
         step = chance.randrange(1, STEPS // EVERY) * EVERY if moment in ("checkpoint", "commit") else 0
         step = step or chance.randrange(1, STEPS)
         rank = 0 if moment == "commit" else chance.randrange(nodes)
-        inside = moment in ("compile", "collective") or (chance.random() < 0.3 and act not in ("raise", "full"))
+        inside = moment in ("compile", "collective") or (chance.random() < 0.3 and act not in ("raise", "full", "flip"))
         faults.append(Fault(act, moment, epoch, rank, step, chance.uniform(0.0, 0.3) if inside else 0.0))
+        epoch = 0 if act in NEW_COMMAND else epoch + (act not in UNNOTICED)
     how = chance.choice(("", "", "zmq")), chance.random() < 0.5
     return Plan(nodes, *how, tuple(faults), chance.choice((None, 0, 1)))
 
@@ -109,12 +129,15 @@ class Injector:
         faults = [Fault(**f) for f in json.loads(Path(path).read_text())["faults"]]
         self.faults = [f for f in faults if (f.rank, f.epoch) == (rank, epoch)]
         self.folder, self.checkpoints, self.step = Path(path).parent, checkpoints, 0
+        self.weights: Any = None  # the tensor that `flip` hits
 
     def at(self, moment: str) -> None:
         for f in list(self.faults):
-            if f.moment == moment and (moment in ("start", "exit", "compile") or f.step == self.step):
+            # (a checkpoint in the background is made while later steps are)
+            late = moment in ("checkpoint", "commit") and f.step < self.step
+            if f.moment == moment and (moment in ("start", "exit", "compile") or late or f.step == self.step):
                 self.faults.remove(f)
-                mark = self.folder / f"happened.{f.epoch}"
+                mark = self.folder / f.mark
                 if mark.exists():  # (a launcher that was killed begins at epoch 0 again)
                     continue
                 mark.write_text(str(f))
@@ -175,6 +198,10 @@ class Injector:
                 return send(*args)
 
             Endpoint.send = slowly  # type: ignore[method-assign]
+        elif f.act == "cut":
+            cut_links()
+        elif f.act == "flip":
+            flip_a_bit(self.weights, random.Random(f.step))
         elif f.act == "full":
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         elif f.act == "damage":
@@ -201,6 +228,28 @@ class Injector:
         else:
             data[at] ^= 1 << chance.randrange(8)
         file.write_bytes(data)
+
+
+def cut_links() -> None:
+    """Breaks this worker's connections with the others, as a router does that is started anew: what was on its way is
+    lost. (Workers that share memory have none.)"""
+    endpoint = current().communication.endpoint
+    hub = getattr(endpoint, "_hub", None)
+    cards = [] if hub is None else [hub.addresses, *(link.card["addresses"] for link in list(hub.links.values()))]
+    ports = {int(address.rpartition(":")[2]) for addresses in cards for address in addresses}
+    for c in psutil.Process().net_connections("tcp"):
+        if c.raddr and c.fd >= 0 and not ports.isdisjoint((c.laddr.port, c.raddr.port)):
+            with suppress(OSError), socket.socket(fileno=os.dup(c.fd)) as s:
+                s.shutdown(socket.SHUT_RDWR)
+
+
+def flip_a_bit(weights: Tensor, chance: random.Random) -> None:
+    """In this worker's copy, as memory that is broken does."""
+    (buffer,) = buffers_of(memory(weights.uop))
+    held = buffer.as_numpy()
+    assert held is not None
+    found = held.reshape(-1).view(np.uint8)
+    found[chance.randrange(len(found))] ^= 1 << chance.randrange(8)
 
 
 def write(plan: Plan, path: Path) -> None:

@@ -20,10 +20,13 @@ FIXED = {
         2, "zmq", True, (Fault("raise", "step", 0, 1, 5, 0.0), Fault("clock", "step", 1, 1, 7, 0.0))
     ),
     "damage, then the supervisor": Plan(
-        2, "zmq", False, (Fault("damage", "step", 0, 1, 8, 0.0), Fault("supervisor", "step", 1, 0, 5, 0.0))
+        2, "zmq", False, (Fault("damage", "step", 0, 1, 8, 0.0), Fault("supervisor", "step", 1, 0, 10, 0.0))
     ),
     "the launcher is killed, and later told to end": Plan(
-        2, "", False, (Fault("launcher", "step", 0, 1, 5, 0.0), Fault("preempt", "step", 1, 0, 8, 0.0))
+        2, "", False, (Fault("launcher", "step", 0, 1, 5, 0.0), Fault("preempt", "step", 0, 0, 8, 0.0))
+    ),
+    "links are cut, then a bit of the weights turns over": Plan(
+        2, "zmq", True, (Fault("cut", "collective", 0, 1, 4, 0.02), Fault("flip", "step", 0, 0, 7, 0.0)), 1
     ),
     "a full disk, then SIGTERM to a worker": Plan(
         2, "", False, (Fault("full", "checkpoint", 0, 1, 3, 0.0), Fault("terminate", "step", 0, 0, 7, 0.0))
@@ -40,6 +43,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
 def test_fixed(name: str, whole: Whole, tmp_path: Path) -> None:
     result = run(FIXED[name], tmp_path, whole)
     assert result.wrong == [], result.output
+    assert [f for f in FIXED[name].faults if not (tmp_path / f.mark).exists()] == [], "they never happened"
 
 
 def test_all_faults_and_moments_are_drawn() -> None:

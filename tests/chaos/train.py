@@ -27,6 +27,7 @@ def main() -> None:
     model = nn.Sequential(nn.Linear(16, 48), nn.ReLU(), nn.Dropout(0.25), nn.Linear(48, 5))
     for p in model.parameters():
         p.shard_(world.devices)
+    injector.weights = model[0].weight
     optimizer = AdamW(model.parameters(), lr=0.01)
     data = np.random.default_rng(0)
     dataset = TensorDataset(data.standard_normal((96, 16)).astype(np.float32), data.integers(0, 5, 96))
@@ -49,6 +50,7 @@ def main() -> None:
         asynchronous="asynchronous" in options,
         on_error="warn",
         timeout_s=20,
+        check_every=1,
         memory_every=json.loads(Path(plan).read_text())["memory_every"],
     )
     done = checkpoints.resume()
