@@ -45,7 +45,7 @@ class NativeReplay:
         self.checks: CheckTable | None = None
         self.guards: Guards | None = None  # what part 1 stands for
         self.modes, self.read = list[Check](), list[Check]()  # the parts 0 and 1, which keep what they compare with
-        self.now: list[Returned | None] = []  # and those of the slots
+        self.now: list[Returned] = []  # and those of the slots, which it keeps as long as rows are of them
 
     def prepare(self, guards: Guards, last: Sequence[ref[UOp]], call: NativeCall, counts: Additions) -> None:
         """For arguments with the nodes `last`."""
@@ -80,7 +80,7 @@ class NativeReplay:
         if n < 0:
             return None
         if (s := self.slots[n]).is_free():  # (it differs in something else: whose gradients they are, perhaps)
-            self.now[n] = None
+            self.checks.put(n + 2, s.now.checks(s.owners))
             return None
         s.leave()
         s.now.settle()

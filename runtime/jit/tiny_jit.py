@@ -115,7 +115,11 @@ class TinyJit(Generic[T]):
         native, captured = self.again, self.captured
         if native is not None and captured is not None and not kwargs and captured.following.left != 1:
             with LOCK:
-                is_made, out = captured.replay_natively(native, args)
+                try:
+                    is_made, out = captured.replay_natively(native, args)
+                except BaseException:
+                    self.again = None
+                    raise
             if is_made:
                 captured.following.is_due()  # (which counts it)
                 return cast(T, out)
@@ -210,14 +214,15 @@ class TinyJit(Generic[T]):
         return True
 
     def _run_again(self) -> T:
-        captured = self.captured
+        captured, again = self.captured, self.again
         assert captured is not None
+        self.again = None  # (also where it fails: its rows may be of results that were left)
         result = captured.replay_in_place()
-        if self.again is not None and self.again.replay.holds():
-            self.again.look_at_slots()
+        if again is not None and again.replay.holds():
+            again.look_at_slots()
         else:
             again = captured.prepare()
-            self.again = None if LAST_STEP else again  # (which counts no steps in Python)
+        self.again = None if LAST_STEP else again  # (which counts no steps in Python)
         return result
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any], is_due: bool = False) -> T:

@@ -306,3 +306,19 @@ def test_parts_of_a_table_are_replaced() -> None:
     assert [table.rows[k * 4 + 1] for k in range(3)] == [id(x), id(y), id(y)]
     with pytest.raises(ValueError):
         table.put(0, [])
+
+
+def test_a_replay_that_fails_after_results_were_left_is_made_by_python_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    step, x = TinyJit(lambda x: x * 2), stored(3.0)
+    assert is_native(step, x)
+    out = step(x)
+
+    def fail(self: Any, *args: Any) -> None:
+        raise MemoryError("no memory for another result")
+
+    with monkeypatch.context() as m:
+        m.setattr(type(step.captured.results.slots[0]), "leave", fail)
+        with pytest.raises(MemoryError):
+            step(x)
+    assert step.again is None and np.all(out.numpy() == 6)
+    assert np.all(step(x).numpy() == 6) and is_native(step, x)
