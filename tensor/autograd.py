@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from manygrad.tensor.deferred.install import deferrable
 from manygrad.tensor.grad_mode import no_grad
 from manygrad.tensor.gradient import CustomGrad, Grads, NoGradient, compute_gradients
+from manygrad.tensor.guards import Guards
 from manygrad.tensor.lock import locked
 from manygrad.tensor.recompute import behind, stored
 from manygrad.tensor.storage import TRAINED
@@ -80,6 +81,11 @@ class Context:
     def saved_tensors(self) -> tuple[Tensor, ...]:
         return self._saved
 
+    def _attributes(self) -> tuple[tuple[str, Any], ...]:
+        """Those that `forward` has set."""
+        own = ("_saved", "_silent", "_zeros", "needs_input_grad")
+        return tuple((name, x) for name, x in vars(self).items() if name not in own)
+
 
 class Function:
     """An operator with a backward of its own (torch.autograd.Function).
@@ -113,7 +119,6 @@ class Function:
     @classmethod
     def apply(cls, *args: Any, **kwargs: Any) -> Any:
         ctx = Context()
-        inputs = [a for a in args if isinstance(a, Tensor)]
         ctx.needs_input_grad = tuple(isinstance(a, Tensor) and a.dtype.is_float for a in args)
         with no_grad():
             result = cls.forward(ctx, *args, **kwargs)
@@ -124,47 +129,89 @@ class Function:
                 "it returns a Tensor or a tuple of Tensors"
             )
         silent = {id(t) for t in ctx._silent}
-        grads = [
-            None if id(o) in silent or not o.dtype.is_float else _FunctionGrad(cls, ctx, outputs, i, args)
-            for i, o in enumerate(outputs)
-        ]
-        below = (*(t.uop for t in inputs), *(t.uop for t in ctx._saved))
-        made = []
-        for o, grad in zip(outputs, grads):
-            if grad is not None:
-                grad.siblings = [next((g for x, g in zip(outputs, grads) if x is t), None) for t in ctx._saved]
-            made.append(o if grad is None else o._new(UOp(Ops.CUSTOM, o.dtype, (o.uop, *below), grad)))
-        return tuple(made) if isinstance(result, tuple) else made[0]
+        wanted = tuple(i for i, o in enumerate(outputs) if id(o) not in silent and o.dtype.is_float)
+        if not wanted:
+            return result
+        siblings = tuple(next((i for i in wanted if outputs[i] is t), None) for t in ctx._saved)
+        version = cls._version()
+        # (values that `backward` reads besides its arguments are found when it is called: no step has them as inputs)
+        with_backward = _with_backward.__wrapped__ if version is None else _with_backward  # type: ignore[attr-defined]
+        made = with_backward(
+            (cls, version, wanted, siblings, ctx.needs_input_grad, ctx._zeros, ctx._attributes()),
+            outputs,
+            tuple(a if isinstance(a, Tensor) else None for a in args),
+            tuple(ctx._saved),
+        )
+        by_number = dict(zip(wanted, made))
+        found = tuple(by_number.get(i, o) for i, o in enumerate(outputs))
+        return found if isinstance(result, tuple) else found[0]
+
+    _reads: tuple[Guards, int] | None = None  # what `backward` read last, besides its arguments; how often it changed
+
+    @classmethod
+    def _version(cls) -> int | None:
+        """Another number whenever what `backward` reads has changed; None where it reads tensors."""
+        known = cls.__dict__.get("_reads")
+        if known is None or not known[0].hold():
+            now = Guards(cls.backward)
+            number = 0 if known is None else known[1] + bool(now.differences(known[0]))
+            cls._reads = known = now, number
+        return None if known[0].tensors else known[1]
+
+
+@deferrable
+def _with_backward(
+    how: tuple[Any, ...], outputs: Sequence[Tensor], args: Sequence[Tensor | None], saved: tuple[Tensor, ...]
+) -> tuple[Tensor, ...]:
+    """The outputs of a Function that can be differentiated, by its `backward`. `how`: all that is known of one
+    application of it besides tensors; `args`: of `forward`, those that are tensors."""
+    cls, _, wanted, siblings, needs, zeros, attributes = how
+    ctx = Context()
+    ctx._saved, ctx._zeros, ctx.needs_input_grad = saved, zeros, needs
+    vars(ctx).update(attributes)
+    kinds = [(o.shape, o.dtype) for o in outputs]
+    one = _Application(next(_numbers), cls, ctx, kinds, [a is not None for a in args], siblings)
+    below = (*(a.uop for a in args if a is not None), *(t.uop for t in saved))
+    return tuple(
+        o._new(UOp(Ops.CUSTOM, o.dtype, (o.uop, *below), _FunctionGrad(one, i)))
+        for i, o in ((i, outputs[i]) for i in wanted)
+    )
+
+
+class _Application(NamedTuple):
+    """One application of a Function. `kinds`: shape and type of each output; `is_tensor`: which arguments of `forward`
+    are; `siblings`: for each saved tensor the number of the output that it is, or None."""
+
+    number: int
+    cls: type[Function]
+    ctx: Context
+    kinds: list[tuple[Any, Any]]
+    is_tensor: list[bool]
+    siblings: Sequence[int | None]
 
 
 class _FunctionGrad(CustomGrad):
-    """Output `i` of one application; its node's sources are (output, *tensor arguments, *saved tensors).
+    """Output `i` of one application; its node's sources are (output, *tensor arguments, *saved tensors)."""
 
-    `siblings`: for each saved tensor that is an output, what is the arg of that output's node.
-    """
-
-    siblings: list[_FunctionGrad | None]
-
-    def __init__(self, cls: type[Function], ctx: Context, outputs: tuple[Tensor, ...], i: int, args: tuple[Any, ...]):
-        super().__init__(cls.__name__, next(_numbers), cls.backward)
-        self.ctx, self.i = ctx, i
-        self.kinds = [(o.shape, o.dtype) for o in outputs]
-        self.is_tensor = [isinstance(a, Tensor) for a in args]
+    def __init__(self, one: _Application, i: int):
+        super().__init__(one.cls.__name__, (one.number, i), one.cls.backward)
+        self.one, self.i, self.ctx, self.is_tensor = one, i, one.ctx, one.is_tensor
 
     def inputs(self, u: UOp) -> tuple[UOp, ...]:
         return u.src[1 : 1 + sum(self.is_tensor)]
 
     def gradients(self, g: Tensor, u: UOp) -> Grads:
-        # a saved output with how it came to be: the node that `apply` made of it
+        # a saved output with how it came to be: the node that `apply` made of it (found by its equal: one that was kept
+        # here would keep itself, with all that was saved, until a garbage collection)
         saved = [
-            g._new(s if grad is None else UOp(Ops.CUSTOM, s.dtype, (s, *u.src[1:]), grad))
-            for s, grad in zip(u.src[1 + sum(self.is_tensor) :], self.siblings)
+            g._new(s if k is None else UOp(Ops.CUSTOM, s.dtype, (s, *u.src[1:]), _FunctionGrad(self.one, k)))
+            for s, k in zip(u.src[1 + sum(self.is_tensor) :], self.one.siblings)
         ]
         self.ctx._saved, before = tuple(saved), self.ctx._saved
         try:
             starts = [
                 g if k == self.i else Tensor.zeros(*shape, dtype=dtype) if self.ctx._zeros else None
-                for k, (shape, dtype) in enumerate(self.kinds)
+                for k, (shape, dtype) in enumerate(self.one.kinds)
             ]
             found = self.fn(self.ctx, *starts)
         finally:

@@ -77,6 +77,7 @@ class Guards:
         reader.visit("", fn)
         reader.read_objects()
         self.cheap, self.values = reader.cheap, reader.values
+        self.tensors = any(isinstance(x, Tensor) for x in self.values.values())  # whether there are some
 
     def hold(self) -> bool:
         """Whether nothing that is looked at in each call has changed."""

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from manygrad import Context, Tensor, TinyJit, no_grad, scan, world
 from manygrad import nn as _nn
-from manygrad.autograd import checkpoint
+from manygrad.autograd import Function, checkpoint
 from manygrad.nn import functional as F
 from tests.fuzz import training
 
@@ -25,6 +25,7 @@ INSIDE = (
     *("added up", "by hand", "scan", "two optimisers", "checkpoint"),
     *("leaf", "running sum", "captured", "lazy from before"),
     *("accumulate", "read norm", "hook of a leaf", "gradient in place", "activation in place"),
+    *("custom function", "custom function that changes"),
 )
 # where gradients may be stored before they are used: what they are added to is rounded once more then
 IN_BETWEEN = frozenset(
@@ -53,6 +54,25 @@ def programs(draw: st.DrawFn) -> Program:
         "devices": draw(st.sampled_from((0, 0, 0, 2, 3))),  # that the model is on each of; 0: one process's usual one
         "cut": draw(st.booleans()),  # batches over these
     }
+
+
+STEEP = [2.0]  # how much of a gradient goes back through `Bent`
+
+
+class Bent(Function):
+    """tanh with a gradient of its own, which depends on an attribute, on what is saved and on a list outside."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, factor: float) -> tuple[Tensor, Tensor]:
+        out = (x * factor).tanh()
+        ctx.save_for_backward(x, out)
+        ctx.factor = factor
+        return out, x * 0.5
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, half: Tensor) -> tuple[Tensor, None]:
+        x, out = ctx.saved_tensors
+        return grad * (1 - out * out) * (ctx.factor * STEEP[0]) + half + x * 0.001, None
 
 
 class Loop(training.Side):
@@ -139,6 +159,10 @@ class Loop(training.Side):
             out = out * 1.0
             out += hidden.mean()
             out.tanh_()
+        if not within.isdisjoint(("custom function", "custom function that changes")):
+            STEEP[0] = 1.0 + i % 3 if "custom function that changes" in within else 2.0
+            out, halves = Bent.apply(out, 0.5 + (i % 2 if "custom function that changes" in within else 0))
+            self.kept.append(halves)
         if "scan" in within:
             out = out + scan(lambda h, o: ((h * 0.5 + o).tanh(), h), out[0].detach() * 0, out)[1]
         if "counted" in within:
