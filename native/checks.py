@@ -58,7 +58,7 @@ class CheckTable:
     what the rows read and compare with: a reference from here would be one more than they count."""
 
     def __init__(self, parts: Sequence[Sequence[int]]) -> None:
-        """Of the words of each part."""
+        """`parts`: the words of each."""
         self.begins = [0, *accumulate(map(len, parts))]
         self.count = self.begins[-1] // CHECK_WORDS
         self.rows: Any = table(max(1, self.begins[-1]))
