@@ -82,7 +82,7 @@ class Context:
         return self._saved
 
     def _attributes(self) -> tuple[tuple[str, Any], ...]:
-        """What `forward` has set."""
+        """Attributes that `forward` has set."""
         own = ("_saved", "_silent", "_zeros", "needs_input_grad")
         return tuple((name, x) for name, x in vars(self).items() if name not in own)
 
