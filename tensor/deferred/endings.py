@@ -69,6 +69,7 @@ def end_with_step(
     finally:
         if not goes_on:
             begin(trace.tree)
+    COUNTS.note_step(what[1], done)
     if not done:
         since = engine().communicated()
         trace.inside(step, (), {})

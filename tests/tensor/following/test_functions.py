@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from manygrad import Tensor, nn
 from manygrad.autograd import Function
 from manygrad.nn import functional as F
+from manygrad.tensor.deferred.counts import MANY
 from manygrad.tensor.environment import FOLLOW
 from tests.tensor.following.loops import Counts, Training, array, same
 
@@ -149,3 +151,25 @@ def test_what_backward_sets_is_there_the_next_time() -> None:
     for n in (1, 2):
         y.backward()
         assert x.grad is not None and np.all(x.grad.numpy() == n * (n + 1) / 2)
+
+
+def test_a_training_that_is_never_replayed_is_told_of_once() -> None:
+    loop = Training(nn.ReLU())
+    loop.model[0].register_forward_hook(lambda m, args, out: out.register_hook(lambda g: g * 0.5) and None)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for i in range(MANY - 1):
+            loop.step(i)
+        assert not told
+        for i in range(5):
+            loop.step(i)
+    (one,) = told
+    assert "a hook is registered (test_functions.py:" in str(one.message) and one.filename.endswith("loops.py")
+
+
+def test_of_a_training_that_is_replayed_nothing_is_told() -> None:
+    loop = Training(nn.ReLU())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for i in range(MANY + 16):
+            loop.step(i, rows=5 + (i == MANY))
