@@ -25,6 +25,9 @@ class PutsOff(Protocol):
     def flush(self, why: str) -> None:
         """Makes the calls that are put off. `why`: in words (`counts.py`)."""
 
+    def writes_parameters(self) -> bool:
+        """Whether calls that are put off may write what is trained: earlier values no longer depend on it."""
+
 
 class DeferredTensor(Tensor):
     """A tensor of a trace that is being followed."""
@@ -59,11 +62,14 @@ class DeferredTensor(Tensor):
 
     @property
     def requires_grad(self) -> bool:
-        spec = self._spec
-        if spec.requires_grad is None:
-            self._trace.flush("whether a tensor requires a gradient is asked for")
-            spec.requires_grad = Tensor.requires_grad.fget(self)  # type: ignore[attr-defined]
-        return bool(spec.requires_grad)
+        spec, changes = self._spec, self._trace.writes_parameters()
+        if spec.requires_grad is not None and not changes:
+            return spec.requires_grad
+        self._trace.flush("whether a tensor requires a gradient is asked for")
+        found: bool = Tensor.requires_grad.fget(self)  # type: ignore[attr-defined]
+        if not changes:
+            spec.requires_grad = found
+        return found
 
     @requires_grad.setter
     def requires_grad(self, flag: bool | None) -> None:

@@ -431,6 +431,13 @@ class Trace:
             finally:
                 self.is_done()
 
+    def writes_parameters(self) -> bool:
+        """Whether calls that are put off may write what is trained: earlier values no longer depend on it."""
+        tensors = self.external.tensors
+        calls = [c for c in self.put_off if type(c) is DeferredCall] if self.writes else []
+        written = {n for c in calls for n in c.node.writes}
+        return any(n < 0 or (tensors[n] is not None and tensors[n]._requires_grad) for n in written)
+
     def check(self) -> None:
         """What was put off to be read is as it was."""
         x = self.external

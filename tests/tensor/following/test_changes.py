@@ -207,3 +207,27 @@ def test_a_weight_that_another_thread_computes_between_two_calls(monkeypatch: py
             assert w.uop.op is Ops.BUFFER
         found.append(y.numpy())
         np.testing.assert_allclose(found[-1], (w.numpy() * array(3, seed=i)).sum(), rtol=1e-6)
+
+
+def test_whether_a_value_has_a_gradient_after_parameters_were_written() -> None:
+    """What was computed from them before does not depend on them any more, whatever earlier steps said of it."""
+
+    def run() -> list[np.ndarray]:
+        Tensor.manual_seed(0)
+        first, last = nn.Linear(3, 4), nn.Linear(4, 1)
+        optimizer = nn.optim.SGD([*first.parameters(), *last.parameters()], lr=0.1)
+        found = []
+        for i in range(8):
+            optimizer.zero_grad()
+            hidden = first(Tensor(array(4, 3, seed=i)))
+            loss = last(hidden).square().mean()
+            if i >= 6:
+                with no_grad():
+                    first.bias.detach().assign(first.bias.detach() + 0.125)
+            found.append(np.array(hidden.requires_grad))
+            if hidden.requires_grad:
+                loss.backward()
+                optimizer.step()
+        return found
+
+    same(run)
