@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -45,6 +46,8 @@ from manygrad.tensor.uop import BufferSpec, Ops, UOp, standing_on, toposort
 from manygrad.tensor.uop.rewrite import substitute
 from manygrad.tensor.uop.shape import unviewed
 from manygrad.tensor.uop.views import memory, rebased
+
+MOST_BESIDE = 4096  # ways to compute something beside what is asked for, that are remembered
 
 _uids = itertools.count(1)  # the process's, as nodes are
 
@@ -193,6 +196,7 @@ class RealizeEngine:
 
     def __init__(self) -> None:
         self.clock = 0  # counts realizes, to tell what was written after a value was computed
+        self.beside: set[tuple[str, ...]] = set()  # what was computed beside what was asked for, on several workers
 
     @locked
     def realize(self, tensors: list[Tensor], pending: bool = True) -> None:
@@ -205,6 +209,10 @@ class RealizeEngine:
         MOVES.computed += 1
         refuse_traced(tensors)
         self._keep_out_of_capture([*waiting, *tensors])
+        if current().world.size > 1 and self._is_new_beside(waiting, tensors):
+            waiting.clear()  # (which holds them)
+            gc.collect()
+            waiting = self._waiting(tensors) if pending else []
         progress = RealizeProgress()
         try:
             self._realize([*waiting, *tensors], progress)
@@ -219,6 +227,20 @@ class RealizeEngine:
     def carry_out(self, tensors: list[Tensor]) -> None:
         if not TRACING:
             self.realize(tensors, pending=False)
+
+    def _is_new_beside(self, waiting: list[Tensor], tensors: list[Tensor]) -> bool:
+        """Whether this computes something that nobody asks for, assignments that wait and lazy values which they
+        overwrite, as none before has. It may be garbage that other ranks have collected already: when that happens is
+        each rank's own affair, what ranks compute is not."""
+        asked = {id(t) for t in tensors}
+        others = [t for t in self._needed([*waiting, *tensors])[0] if id(t) not in asked]
+        beside = tuple(sorted(f"{line_of(t.uop)} {t.shape}" for t in others))
+        if not beside or beside in self.beside:
+            return False
+        if len(self.beside) >= MOST_BESIDE:
+            self.beside.clear()
+        self.beside.add(beside)
+        return True
 
     def _keep_out_of_capture(self, wanted: list[Tensor]) -> None:
         """Values from before a JIT began to record, which read what is about to be overwritten, are computed now,

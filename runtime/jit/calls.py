@@ -8,14 +8,14 @@ from contextlib import suppress
 from manygrad.errors import JitError
 from manygrad.runtime.current import current
 from manygrad.runtime.jit.captured import Captured
-from manygrad.runtime.jit.recording import Named, record
+from manygrad.runtime.jit.recording import Named, lazy_readers, record
 from manygrad.runtime.storage import STORAGE
 from manygrad.tensor.engine import MadeCalls
 from manygrad.tensor.grad_mode import set_grad_enabled
 from manygrad.tensor.storage import LIVE, PENDING, is_stored
 from manygrad.tensor.stored import HISTORY, is_overwritten
 from manygrad.tensor.tensor import Tensor
-from manygrad.tensor.uop import Ops, UOp, standing_on, toposort
+from manygrad.tensor.uop import Ops, UOp, toposort
 from manygrad.tensor.uop.rewrite import substitute
 from manygrad.tensor.uop.views import memory, rebased
 
@@ -49,9 +49,7 @@ def capture_calls(
     """Calls `fn`, which gives what is stored of what lives on of its calls, and appends to `kept` what is not to be
     computed now."""
     _compute(inputs)
-    lazy = [t for t in LIVE if not is_stored(t.uop)] if writes else []
-    readers = standing_on([t.uop for t in lazy], lambda u: u.op is Ops.BUFFER)
-    early = [t for t in lazy if t.uop in readers]
+    early = lazy_readers(lambda u: u.op is Ops.BUFFER) if writes else []
     if early:
         with suppress(Exception):  # (what cannot be computed is lost where it is overwritten)
             early[0].realize(*early[1:])

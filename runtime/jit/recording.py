@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from manygrad.runtime.buffer import Buffer
+from manygrad.runtime.current import current
 from manygrad.runtime.engine.linear import Recording, capture
 from manygrad.runtime.executors.items import ExecItem, Vars
 from manygrad.runtime.jit.arguments import Input, JitError, binds, cut_of, refuse_shared_memory, signature, walk
@@ -17,7 +19,7 @@ from manygrad.tensor.standin import part
 from manygrad.tensor.storage import LIVE, PENDING, TensorSet, assignments, is_stored
 from manygrad.tensor.stored import SOURCES, Sources
 from manygrad.tensor.tensor import Tensor
-from manygrad.tensor.uop import UOp
+from manygrad.tensor.uop import UOp, standing_on
 from manygrad.tensor.uop.views import memory
 
 Named = list[tuple[str, Tensor]]  # tensors, each with the path to it
@@ -74,6 +76,23 @@ def gradients_now() -> dict[int, tuple[Tensor, Tensor | None]]:
     if lazy:
         lazy[0].realize(*lazy[1:])
     return {id(t): (t, t._grad) for t in found}
+
+
+def lazy_readers(is_read: Callable[[UOp], bool]) -> list[Tensor]:
+    """Live values that are not computed, and stand on what `is_read` tells. On several workers garbage is collected
+    before, where there are some: when that happens by itself is each rank's own affair, what ranks compute is not."""
+    found = _lazy_readers(is_read)
+    if found and current().world.size > 1:
+        found.clear()  # (which holds them)
+        gc.collect()
+        found = _lazy_readers(is_read)
+    return found
+
+
+def _lazy_readers(is_read: Callable[[UOp], bool]) -> list[Tensor]:
+    lazy = [t for t in LIVE if not is_stored(t.uop)]
+    readers = standing_on([t.uop for t in lazy], is_read)
+    return [t for t in lazy if t.uop in readers]
 
 
 @dataclass

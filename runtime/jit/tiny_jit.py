@@ -37,7 +37,7 @@ from manygrad.runtime.jit.arguments import (
 )
 from manygrad.runtime.jit.captured import Captured, Constants, Numbers
 from manygrad.runtime.jit.native_replay import NativeReplay
-from manygrad.runtime.jit.recording import Named, realize_all, record
+from manygrad.runtime.jit.recording import Named, lazy_readers, realize_all, record
 from manygrad.runtime.profile import profile
 from manygrad.runtime.profile.counters import GlobalCounters, end_after_last_step
 from manygrad.tensor.deferred.thread import at_once, end_trace, forget_traces
@@ -46,7 +46,7 @@ from manygrad.tensor.guards import NUMBERS, Guards
 from manygrad.tensor.lock import LOCK
 from manygrad.tensor.storage import LIVE, PENDING, TensorSet, assignments, is_stored
 from manygrad.tensor.tensor import Tensor
-from manygrad.tensor.uop import Ops, UOp, standing_on
+from manygrad.tensor.uop import Ops, UOp
 from manygrad.tensor.uop.views import memory
 
 T = TypeVar("T")
@@ -320,9 +320,7 @@ class TinyJit(Generic[T]):
         state = set() if self.assigned is None else {memory(t.uop) for t in self.assigned}
         if is_known:
             self.assigned = TensorSet()
-        lazy = [t for t in LIVE if not is_stored(t.uop)]
-        readers = standing_on([t.uop for t in lazy], lambda u: u in state if is_known else u.op is Ops.BUFFER)
-        early = [t for t in lazy if t.uop in readers]
+        early = lazy_readers(lambda u: u in state if is_known else u.op is Ops.BUFFER)
         if early:
             with suppress(Exception):  # (what cannot be computed is lost where it is overwritten)
                 early[0].realize(*early[1:])

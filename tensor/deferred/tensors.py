@@ -26,7 +26,7 @@ class PutsOff(Protocol):
         """Makes the calls that are put off. `why`: in words (`counts.py`)."""
 
     def writes_parameters(self) -> bool:
-        """Whether calls that are put off may write what is trained: earlier values no longer depend on it."""
+        """Whether calls that are put off write what is trained: earlier values no longer depend on it."""
 
 
 class DeferredTensor(Tensor):

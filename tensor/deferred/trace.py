@@ -432,11 +432,12 @@ class Trace:
                 self.is_done()
 
     def writes_parameters(self) -> bool:
-        """Whether calls that are put off may write what is trained: earlier values no longer depend on it."""
+        """Whether calls that are put off write what is trained: earlier values no longer depend on it."""
         tensors = self.external.tensors
         calls = [c for c in self.put_off if type(c) is DeferredCall] if self.writes else []
         written = {n for c in calls for n in c.node.writes}
-        return any(n < 0 or (tensors[n] is not None and tensors[n]._requires_grad) for n in written)
+        # (of what no call here has read, -1, no value depends)
+        return any(n >= 0 and tensors[n] is not None and bool(tensors[n]._requires_grad) for n in written)
 
     def check(self) -> None:
         """What was put off to be read is as it was."""

@@ -245,6 +245,7 @@ def test_nodes_that_die_and_come_back(launcher: Launcher, nodes: Any) -> None:
             assert int(found[1]) == size, found
             if epoch == 0:
                 nodes.remove_node(nodes.others.pop(), allow_graceful=False)
+                nodes.wait_for_nodes()  # (until the cluster knows it: else the third node is taken again)
             elif epoch == 1:
                 nodes.others.append(nodes.add_node(num_cpus=1, object_store_memory=80 << 20))
                 nodes.wait_for_nodes()

@@ -67,7 +67,7 @@ def repeats(late_s: float) -> tuple[int, int, float]:
     for k in range(20):
         if late_s and k % 2 == world.rank:
             time.sleep(late_s)
-        native += joined.again is not None and joined.again.holds()
+        native += joined.again is not None and joined.again.replay.holds()
         found = counted(joined, x)
         with Context(JIT=2):
             wanted = counted(single, x)
