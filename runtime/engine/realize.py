@@ -22,6 +22,7 @@ from manygrad.runtime.devices import canonical as local_canonical
 from manygrad.runtime.devices import get_device
 from manygrad.runtime.engine.computed import kept_on_the_way, remember, replace_lazy, see_computed
 from manygrad.runtime.engine.functions import has_functions, run_functions
+from manygrad.runtime.engine.garbage import Unasked
 from manygrad.runtime.engine.linear import capture, compile_linear
 from manygrad.runtime.engine.recovery import RealizeProgress, assigned, drop, lost, settle
 from manygrad.runtime.executors.items import ExecItem, Vars
@@ -46,8 +47,6 @@ from manygrad.tensor.uop import BufferSpec, Ops, UOp, standing_on, toposort
 from manygrad.tensor.uop.rewrite import substitute
 from manygrad.tensor.uop.shape import unviewed
 from manygrad.tensor.uop.views import memory, rebased
-
-MOST_BESIDE = 4096  # ways to compute something beside what is asked for, that are remembered
 
 _uids = itertools.count(1)  # the process's, as nodes are
 
@@ -196,7 +195,7 @@ class RealizeEngine:
 
     def __init__(self) -> None:
         self.clock = 0  # counts realizes, to tell what was written after a value was computed
-        self.beside: set[tuple[str, ...]] = set()  # what was computed beside what was asked for, on several workers
+        self.unasked = Unasked()
 
     @locked
     def realize(self, tensors: list[Tensor], pending: bool = True) -> None:
@@ -209,7 +208,7 @@ class RealizeEngine:
         MOVES.computed += 1
         refuse_traced(tensors)
         self._keep_out_of_capture([*waiting, *tensors])
-        if current().world.size > 1 and self._is_new_beside(waiting, tensors):
+        if current().world.size > 1 and self._may_compute_garbage(waiting, tensors):
             waiting.clear()  # (which holds them)
             gc.collect()
             waiting = self._waiting(tensors) if pending else []
@@ -228,19 +227,10 @@ class RealizeEngine:
         if not TRACING:
             self.realize(tensors, pending=False)
 
-    def _is_new_beside(self, waiting: list[Tensor], tensors: list[Tensor]) -> bool:
-        """Whether this computes something that nobody asks for, assignments that wait and lazy values which they
-        overwrite, as none before has. It may be garbage that other ranks have collected already: when that happens is
-        each rank's own affair, what ranks compute is not."""
+    def _may_compute_garbage(self, waiting: list[Tensor], tensors: list[Tensor]) -> bool:
+        """Whether assignments that wait, and lazy values which they overwrite, may be garbage."""
         asked = {id(t) for t in tensors}
-        others = [t for t in self._needed([*waiting, *tensors])[0] if id(t) not in asked]
-        beside = tuple(sorted(f"{line_of(t.uop)} {t.shape}" for t in others))
-        if not beside or beside in self.beside:
-            return False
-        if len(self.beside) >= MOST_BESIDE:
-            self.beside.clear()
-        self.beside.add(beside)
-        return True
+        return self.unasked.may_be_garbage([t for t in self._needed([*waiting, *tensors])[0] if id(t) not in asked])
 
     def _keep_out_of_capture(self, wanted: list[Tensor]) -> None:
         """Values from before a JIT began to record, which read what is about to be overwritten, are computed now,

@@ -11,6 +11,7 @@ from manygrad.errors import JitError
 from manygrad.native.replay import STOPPED
 from manygrad.runtime.buffer import Buffer, copy_buffer
 from manygrad.runtime.current import current
+from manygrad.runtime.engine.garbage import Unasked
 from manygrad.runtime.executors.items import ExecItem, run_items
 from manygrad.runtime.jit.arguments import (
     Input,
@@ -88,6 +89,7 @@ class Captured(Generic[T]):
         self.nbytes = sum(b.nbytes for b in own.values())  # memory of its own
         # what the last replay read in place, if its arguments were tensors, all of them read so, and nothing else
         self.last: list[weakref.ref[UOp]] | None = None
+        self.unasked = Unasked()
         self.native: NativeReplay | None = None  # the replay without Python, once there was one
         current().devices.trim()  # a replay needs none of what the calls before it left
 
@@ -199,7 +201,10 @@ class Captured(Generic[T]):
             return
         lazy = [t for t in made if not is_stored(t.uop)]
         reads = lambda t: any(u.op is Ops.BUFFER and overwrites(self.overwritten, u) for u in t.uop.toposort())  # noqa: E731
-        for t in [t for t in lazy if reads(t)]:
+        early = [t for t in lazy if reads(t)]
+        made.clear()
+        lazy.clear()  # (which hold them)
+        for t in self.unasked.left(early):
             try:
                 t.realize()
             except Exception as e:  # it must not fail the step: whoever reads it gets the error

@@ -80,7 +80,7 @@ def gradients_now() -> dict[int, tuple[Tensor, Tensor | None]]:
 
 def lazy_readers(is_read: Callable[[UOp], bool]) -> list[Tensor]:
     """Live values that are not computed, and stand on what `is_read` tells. On several workers garbage is collected
-    before, where there are some: when that happens by itself is each rank's own affair, what ranks compute is not."""
+    before, where there are some (`runtime/engine/garbage.py`; recordings are few)."""
     found = _lazy_readers(is_read)
     if found and current().world.size > 1:
         found.clear()  # (which holds them)
