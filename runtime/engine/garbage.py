@@ -38,7 +38,7 @@ class Unasked:
         return True
 
     def left(self, tensors: list[Tensor]) -> list[Tensor]:
-        """Those of `tensors`, which nobody else may hold by then, that are left when garbage was collected."""
+        """What is left of `tensors`, which nobody else may hold by then, when garbage was collected."""
         if not self.may_be_garbage(tensors):
             return tensors
         refs = [weakref.ref(t) for t in tensors]
