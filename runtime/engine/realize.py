@@ -208,10 +208,11 @@ class RealizeEngine:
         MOVES.computed += 1
         refuse_traced(tensors)
         self._keep_out_of_capture([*waiting, *tensors])
-        if current().world.size > 1 and self._may_compute_garbage(waiting, tensors):
+        if current().world.size > 1 and self.unasked.may_be_garbage(self._not_asked_for(waiting, tensors)):
             waiting.clear()  # (which holds them)
             gc.collect()
             waiting = self._waiting(tensors) if pending else []
+            self.unasked.note_left(self._not_asked_for(waiting, tensors))
         progress = RealizeProgress()
         try:
             self._realize([*waiting, *tensors], progress)
@@ -227,10 +228,10 @@ class RealizeEngine:
         if not TRACING:
             self.realize(tensors, pending=False)
 
-    def _may_compute_garbage(self, waiting: list[Tensor], tensors: list[Tensor]) -> bool:
-        """Whether assignments that wait, and lazy values which they overwrite, may be garbage."""
+    def _not_asked_for(self, waiting: list[Tensor], tensors: list[Tensor]) -> list[Tensor]:
+        """Assignments that wait, and lazy values which they overwrite."""
         asked = {id(t) for t in tensors}
-        return self.unasked.may_be_garbage([t for t in self._needed([*waiting, *tensors])[0] if id(t) not in asked])
+        return [t for t in self._needed([*waiting, *tensors])[0] if id(t) not in asked]
 
     def _keep_out_of_capture(self, wanted: list[Tensor]) -> None:
         """Values from before a JIT began to record, which read what is about to be overwritten, are computed now,

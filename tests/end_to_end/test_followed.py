@@ -140,6 +140,27 @@ def beside_garbage() -> list[np.ndarray]:
         gc.enable()
 
 
+def garbage_of_each_step() -> list[np.ndarray]:
+    """Values of each step are held by garbage, which one rank collects at once and the others do not."""
+    gc.collect()
+    gc.disable()
+    try:
+        loop, losses = Parallel(), []
+        for i in range(2 * STEPS):
+            loss = loop.loss(i)
+            held: Any = [loss * 2, loss.detach() + 1, loop.model[0].weight.sum()]
+            held.append(held)
+            loop.step(loss)
+            if i % 3 != 1:
+                losses.append(loss.numpy())
+            del held
+            if world.rank == 0:
+                gc.collect()
+        return [*losses, *loop.state()]
+    finally:
+        gc.enable()
+
+
 LOOPS: dict[str, tuple[Callable[[], list[np.ndarray]], int]] = {
     "plain": (plain, STEPS - 5),
     "batch norm": (lambda: plain(nn.BatchNorm1d(8)), STEPS - 5),
@@ -150,6 +171,8 @@ LOOPS: dict[str, tuple[Callable[[], list[np.ndarray]], int]] = {
     "loaded": (loaded, STEPS - 5),
     "other sizes": (other_sizes, 2 * STEPS - 12),
     "read on one rank": (read_on_one_rank, 3),
+    "beside garbage": (beside_garbage, STEPS - 5),
+    "garbage of each step": (garbage_of_each_step, STEPS - 5),
 }
 
 
