@@ -254,6 +254,8 @@ def tick(run: RunState, event: Tick, now: float) -> None:
     """Heartbeats, ours and theirs. Looked at only now, when everything that had come was taken in."""
     if run.root is None and run.watch.beat_is_due(now):
         run.orders.beat()
+        if text := run.watch.late(now):
+            run.orders.warn(text)
     silent = run.watch.silent(now)
     if run.root is None:
         run.fail(silent, now)

@@ -16,6 +16,7 @@ from ..link import BEAT_S, SUSPENDED_S, Silence
 from ..messages import AgentBeat
 from ..ranks import Failure, Rank, State, ranks_text
 
+LATE_S = 60.0  # after the first rank has ended: then the user is told which have not
 BUSY = 0.05  # of one core: a process that uses so much computes
 
 
@@ -35,6 +36,7 @@ class Watch:
         self.spent_s = spent_s
         self.ranks, self.timeout_s, self.start_timeout_s, self.silent_s = ranks, timeout_s, start_timeout_s, silent_s
         self.started_at = self.next_beat = self.seen_at = now
+        self.next_late = LATE_S  # when the user is told next, in seconds after the first rank has ended
         self.absent_s = 0.0  # the last time that we ourselves were suspended
 
     def awake(self, now: float) -> None:
@@ -82,6 +84,19 @@ class Watch:
                 )
                 found = Failure(r.rank, "silent", title, 1, where=r.where, step=r.step)
         return found
+
+    def late(self, now: float) -> str:
+        """Which ranks have not ended, when others ended long ago. (They may take as long as they like.)"""
+        ended = [r for r in self.ranks if r.state is State.FINISHED]
+        left = [r for r in self.ranks if r.state is State.RUNNING]
+        first = min((r.stands_since for r in ended), default=now)
+        if not left or now - first < self.next_late:
+            return ""
+        self.next_late *= 2
+        places = ", ".join(f"rank {r.rank} at {r.where}" for r in left[:4] if r.where)
+        some, others = ranks_text([r.rank for r in ended]), ranks_text([r.rank for r in left])
+        at = f": {places}" if places else ""
+        return f"{some} ended {now - first:.0f} s ago, {others} did not{at} (`launcher stacks RUN_DIR` says more)"
 
     def overdue(self, now: float, is_running: bool) -> Failure | None:
         """The run takes longer than it may, or its start does. `is_running`: all ranks have started once."""

@@ -185,6 +185,22 @@ def test_limits() -> None:
     assert c.root is not None and c.root.kind == "silent" and c.root.rank == 1
 
 
+def test_the_user_is_told_who_has_not_ended_long_after_the_others() -> None:
+    c = running(3)
+    c.handle(Finished(0), 1.0)
+    told = {}
+    for t in range(2, 200):
+        for r in range(3):
+            c.handle(AgentBeat(r, "S", 0), float(t))
+            c.handle(Progress(r, 3, 0, 0, where="train.py:7 in stuck" if r == 1 else ""), float(t))
+        told[t] = [w.text for w in c.handle(Tick(), float(t)) if isinstance(w, Warn)]
+    (first, text), (second, again) = ((t, words[0]) for t, words in told.items() if words)
+    assert (first, second) == (61, 121)
+    assert text.startswith("rank 0 ended 60 s ago, ranks 1-2 did not: rank 1 at train.py:7 in stuck")
+    assert "stacks" in text and "120 s" in again
+    assert c.root is None
+
+
 def test_interrupts() -> None:
     c = running(2)
     assert sent(c.handle(Interrupt(signal.SIGINT), 1.0), "abort") and c.exit_code == 130
