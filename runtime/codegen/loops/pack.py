@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from manygrad.runtime.codegen.analysis.describe import factor_masks
 from manygrad.runtime.codegen.cost import PACK_BYTES
 from manygrad.runtime.codegen.loops import index
 from manygrad.runtime.codegen.loops.context import KernelContext
@@ -63,8 +64,21 @@ def _packing(t: Tiler, stage: Stage, around: Around, tiles: Tiles | None) -> Pac
 
 def _one(t: Tiler, stage: Stage, around: Around) -> Pack:
     vectorized, along = around.lanes.range, stage.turned and lies_along(t.kernel, stage)
-    skipped = () if stage.turned else masks(t.kernel, [stage.value], frozenset(stage.ranges))
-    return Pack(stage, skipped, vectorized is stage.loop and vectorized is not t.kernel.nest.vectorized, along)
+    return Pack(
+        stage,
+        () if stage.turned else skipped_by_all(t.kernel, stage),
+        vectorized is stage.loop and vectorized is not t.kernel.nest.vectorized,
+        along,
+    )
+
+
+def skipped_by_all(kernel: KernelContext, stage: Stage) -> tuple[UOp, ...]:
+    """The conditions under which the value is packed: those that it is loaded under, without which no reduction reads
+    it. (One that is no product, or that others run beside, reads all that was packed, masked out or not.)"""
+    over = frozenset(stage.ranges)
+    read = [u.src[0] for u in kernel.sig.reduces if not over.isdisjoint(u.src[1:])]
+    own = factor_masks(stage.value)
+    return tuple(m for m in masks(kernel, read, over) if m in own) if read else ()
 
 
 def packing_lanes(kernel: KernelContext, stage: Stage, around: Lanes) -> Lanes:

@@ -214,3 +214,32 @@ def test_the_order_of_a_weights_gradient_is_the_same_for_any_batch(size: int) ->
             for b in (2, 3, 64, 4096)
         }
         assert len(lanes) == 1
+
+
+@pytest.mark.parametrize("others", ["a choice", "a sum beside it", "a product beside it"])
+def test_what_is_packed_is_all_that_is_read(others: str) -> None:
+    """A factor that is masked out is left unpacked only where every sum that may read it skips it."""
+    i, j, k = loop(4, 0), loop(32, 1), red(9, 2)
+    b = load(2, add(mul(k, 32), j), valid=I(3).alu(Ops.CMPLT, k))
+    a, at = load(1, add(mul(i, 9), k)), add(mul(i, 32), j)
+    zero = UOp.const(b.dtype, 0.0)
+    total = {
+        "a choice": lambda: reduce(k.alu(Ops.CMPLT, add(i, 6)).alu(Ops.WHERE, b, zero), k),
+        "a sum beside it": lambda: reduce(a.alu(Ops.MUL, b), k).alu(Ops.ADD, reduce(a, k)),
+        "a product beside it": lambda: reduce(a.alu(Ops.MUL, b), k).alu(Ops.MAX, reduce(a.alu(Ops.MUL, a), k)),
+    }[others]()
+    ast, rng = sink(store(0, at, total, i, j)), np.random.default_rng(0)
+    data = [rng.integers(-4, 4, s).astype(np.float32) for s in ((4, 32), (4, 9), (9, 32))]
+    want = run(ast, data)[0]
+    every = sink(store(0, at, reduce(a.alu(Ops.MUL, load(2, add(mul(k, 32), j))), k), i, j))
+    for more in (
+        (),
+        (Vectorize(1, 16),),
+        (Vectorize(1, 16), Unroll(2, 9)),
+        (Vectorize(1, 16), Tile(0, 2), Parallel(1)),
+    ):
+        opts = (*more, Skip(2), CacheRead(1, 2))
+        assert legal(signature(ast), opts) is None, opts
+        for _ in range(3):  # (whatever local memory holds: what another kernel has packed there, too)
+            on_cpu(every, data, (*more, CacheRead(1, 2)), simplify=False)
+            np.testing.assert_array_equal(on_cpu(ast, data, opts, simplify=False), want, err_msg=str(opts))
