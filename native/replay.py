@@ -114,6 +114,12 @@ class Replay:
         )
         self.kept = (list(last), checks, call, additions, refs, locks)
 
+    def point_to(self, last: Sequence[ref[Any]]) -> None:
+        """For other arguments, as many as before."""
+        _, *kept, refs, locks = self.kept
+        refs[: len(last)] = [id(r) for r in last]
+        self.kept = (list(last), *kept, refs, locks)
+
     def holds(self) -> bool:
         """Whether it is prepared for this thread and now."""
         t = self.table

@@ -65,7 +65,7 @@ class Buffer:
         if data.nbytes != self.nbytes:
             raise ValueError(f"copyin of {data.nbytes} bytes into a buffer of {self.nbytes} bytes")
         if self.nbytes:
-            self.device.copyin(self.handle, memoryview(np.ascontiguousarray(data).reshape(-1).view(np.uint8)))
+            self.device.copyin(self.handle, np.ascontiguousarray(data).reshape(-1).view(np.uint8).data)
         return self
 
     def copyout(self) -> np.ndarray:

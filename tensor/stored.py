@@ -14,11 +14,12 @@ class Sources:
 
     def __init__(self, value: UOp, below: Iterable[Sources] = ()) -> None:
         self._value, self.below = weakref.ref(value), set[Sources]()
-        self.add(below)
+        if below:
+            self.add(below)
 
     def add(self, below: Iterable[Sources]) -> None:
-        self.below |= set(below)
-        for s in {*self.below}.union(*(x.below for x in self.below)):
+        self.below.update(below)
+        for s in [s for x in self.below if x.below for s in (x, *x.below) if s.below]:
             s.drop_dead()
 
     def value(self) -> UOp | None:

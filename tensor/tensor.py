@@ -218,6 +218,8 @@ class Tensor(
             self.uop = self.to(target).uop
         LIVE.add(self)
         if requires_grad is not None:
+            if isinstance(data, Tensor) and data._is_computed_from_trained():
+                self.uop = data.detach().uop  # (a leaf of its own)
             self.requires_grad = requires_grad
 
     # *** how operators make new tensors ***

@@ -16,25 +16,27 @@ class Pool:
     """`allocated`, `cached`, `peak`: bytes in use, bytes freed and kept, and the most bytes ever in use."""
 
     def __init__(self, allocator: Allocator) -> None:
-        self.allocator = allocator
+        self.allocator, self.unit = allocator, allocator.alignment
         self.allocated = self.cached = self.peak = 0
         self._blocks: dict[int, list[Any]] = {}  # freed, by size
         self._lock = threading.RLock()  # (a garbage collection while it is held may free buffers)
 
     def rounded(self, nbytes: int) -> int:
         """The size of the block that holds `nbytes`."""
-        unit = self.allocator.alignment
-        return max(unit, (nbytes + unit - 1) // unit * unit)
+        unit = self.unit
+        return (nbytes + unit - 1) // unit * unit or unit
 
     def alloc(self, nbytes: int) -> Any:
         """Memory for `nbytes`: a freed block of the same size where there is one."""
         size = self.rounded(nbytes)
+        handle = None
         with self._lock:
-            blocks = self._blocks.get(size)
-            handle = blocks.pop() if blocks else None
-            if handle is not None:
+            if blocks := self._blocks.get(size):
+                handle = blocks.pop()
                 self.cached -= size
-                self._count(size)
+                self.allocated += size
+                if self.allocated > self.peak:
+                    self.peak = self.allocated
         if handle is None:
             handle = self._fresh(size)
             self._count(size)

@@ -410,11 +410,11 @@ class RealizeEngine:
             flat = UOp(Ops.RESHAPE, dtype, (UOp.const(dtype, 0),), (1,) * array.ndim)
             return UOp(Ops.EXPAND, dtype, (flat,), array.shape)
         u = UOp(Ops.BUFFER, dtype, (), BufferSpec(next(_uids), tuple(array.shape), dtype, device))
-        shared = Buffer.over(device, array, dtype) if share and isinstance(device, str) else None
         if current().world.size > 1:
             mark(u)  # errors about values that ranks hold name the line where they come from
-        if shared is not None:
-            STORAGE[u] = shared
+        if isinstance(device, str):
+            shared = Buffer.over(device, array, dtype) if share else None
+            STORAGE[u] = shared or Buffer(device, array.size, dtype).copyin(array)
         else:
             for b in buffers_of(u):
                 b.copyin(array)

@@ -29,7 +29,7 @@ from manygrad.runtime.jit.native_replay import NativeReplay, native_call
 from manygrad.runtime.jit.recording import Named, Recorded, overwrites, tensors_of
 from manygrad.runtime.jit.results import ResultMemory, Results
 from manygrad.runtime.jit.sources import ResultSources
-from manygrad.runtime.storage import buffers_of
+from manygrad.runtime.storage import STORAGE, buffers_of
 from manygrad.tensor.engine import engine
 from manygrad.tensor.environment import DEBUG, JIT, JIT_CHECK
 from manygrad.tensor.guards import Guards
@@ -161,19 +161,58 @@ class Captured(Generic[T]):
 
     def replay_natively(self, native: NativeReplay, args: tuple[Any, ...]) -> tuple[bool, T | None]:
         """Whether native code made the calls for these arguments, and what they give. Nothing was done where it did
-        not, but for results that the caller holds, which the next replay does not write."""
+        not, but that the calls read other arguments where they lie, and that results which the caller holds are left,
+        which the next replay does not write."""
         moved, was_last = list[ResultMemory](), next(reversed(LIVE.keys), None) == id(self)
+        is_looked_at = False  # whatever else native code does not look at
         while not (done := native.replay.call(*args)):
-            if (left := native.leave_what_is_held()) is None:
+            left = native.leave_what_is_held()
+            if left is not None:
+                if was_last:  # (what was made for that is not new)
+                    LIVE.newer(self)
+                moved.append(left)
+            elif is_looked_at or native.replay.changed >= 0 or not self._point_to(native, args):
                 self.results.note(moved)
                 return False, None
-            if was_last:  # (what was made for that is not new)
-                LIVE.newer(self)
-            moved.append(left)
+            else:
+                self._keep_old_values()
+                is_looked_at = was_last = True
         self.results.note(moved)
         if done == STOPPED:
             self._go_on()
-        return True, self.result(bool(moved))
+        return True, self.result(is_looked_at or bool(moved))
+
+    def _point_to(self, native: NativeReplay, args: tuple[Any, ...]) -> bool:
+        """Has the calls read these arguments where they lie, if all are of the kinds that were captured."""
+        last = self.last
+        if last is None or len(args) != len(last):
+            return False
+        places: list[tuple[Input, Buffer]] = []
+        now = [weakref.ref(t.uop) if isinstance(t, Tensor) else None for t in args]
+        for i, ref, seen in zip(self.inputs, now, last):
+            u = None if ref is None else ref()
+            if u is None or ref is seen:
+                continue
+            spec, src = u.arg, STORAGE.get(u)
+            if u.op is not Ops.BUFFER or not isinstance(src, Buffer):
+                return False
+            if (spec.shape, spec.dtype, spec.device, None) != i.kind:
+                return False
+            if address(src) != i.at:
+                (own,) = buffers_of(i.own.uop)
+                if i.moves is None or not i.at or src.device is not own.device or self._writes(src):
+                    return False
+                places.append((i, src))
+        refs = [ref for ref in now if ref is not None]
+        if len(refs) != len(last):
+            return False
+        for i, src in places:
+            for move in i.moves or ():
+                move(src.handle)
+            i.at = address(src)
+        self.last = refs
+        native.replay.point_to(refs)
+        return True
 
     def _go_on(self) -> None:
         """Makes the rest of the calls in Python after a native replay that stopped before its end."""

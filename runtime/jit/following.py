@@ -72,6 +72,10 @@ class Following:
     def follow(self, fn: Callable[..., Any], args: Any, kwargs: Any, tensors: Named, inputs: list[Input]) -> str:
         """The first difference between what the function would do and what was captured, in words; or nothing."""
         check_inputs(inputs, tensors)
+        given = {id(t) for _, t in tensors}
+        if len(given) < sum(i.twin is None for i in inputs):  # (one tensor cannot stand for two of them)
+            self.left = 1
+            return ""
         try:
             found = difference(self.calls, follow(fn, args, kwargs, tensors, [i.own for i in inputs]))
         except Exception as e:  # the user's code may raise anything: `raised` is the cause of the JitError

@@ -218,12 +218,19 @@ class TinyJit(Generic[T]):
         assert captured is not None
         self.again = None  # (also where it fails: its rows may be of results that were left)
         result = captured.replay_in_place()
-        if again is not None and again.replay.holds():
-            again.look_at_slots()
-        else:
-            again = captured.prepare()
-        self.again = None if LAST_STEP else again  # (which counts no steps in Python)
+        self._prepare(captured, again)
         return result
+
+    def _prepare(self, captured: Captured[T], again: NativeReplay | None) -> None:
+        """After a replay in Python, the native one of what that read. `again`: what was prepared before."""
+        if captured.last is None or LAST_STEP:  # (it counts no steps in Python)
+            self.again = None
+        elif again is not None and again is captured.native and again.replay.holds():
+            again.look_at_slots()
+            again.replay.point_to(captured.last)
+            self.again = again
+        else:
+            self.again = captured.prepare()
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any], is_due: bool = False) -> T:
         with at_once():
@@ -270,7 +277,7 @@ class TinyJit(Generic[T]):
         if captured is None:
             self._compute_what_reads_state()
             return self._capture(args, kwargs, tensors, constants, numbers, bound)
-        captured.last = self.again = None  # (also where it fails)
+        again, captured.last, self.again = self.again, None, None  # (also where it fails)
         if bound.keys() != captured.variables:
             raise JitError(
                 f"captured with the variables {listed(captured.variables)}, called with {listed(bound)}; "
@@ -281,6 +288,7 @@ class TinyJit(Generic[T]):
         out = captured.replay(tensors, constants, numbers, bound)
         if len(tensors) == len(args) and not kwargs:
             captured.remember(tensors)
+            self._prepare(captured, again)
         return out
 
     def _follow(self, captured: Captured[T], args: Any, kwargs: Any, tensors: Named) -> None:

@@ -26,6 +26,7 @@ _numbers = itertools.count(1)
 FLOWS_ON = "a gradient flows on from values that live on after the step"
 MOST_UNWRITTEN = 256  # calls of a trace that writes; then a read makes them, whatever it reads
 MOST_UNREAD = 16  # values of a trace; then a read stores what lives on, which has no gradient afterwards
+PLAIN = frozenset({bool, int, float, str, type(None)})  # which are equal where they are the same
 REPLAY, RECORD = range(2)  # as `Engine.agree` has it
 Gradients = Sequence[tuple[Tensor, Any]]  # parameters, each with its gradient, a value of the trace
 
@@ -93,7 +94,9 @@ def settings(optimizer: Any) -> list[Any]:
     found: list[Any] = []
     for group in optimizer.param_groups:
         found.append(len(group["params"]))
-        found += [(k, str(v)) for k, v in group.items() if k != "params" and k not in group.variable]
+        for k, v in group.items():
+            if k != "params" and k not in group.variable:
+                found.append((k, type(v), v if type(v) in PLAIN else str(v)))
     return found
 
 

@@ -51,17 +51,24 @@ class DifferentiationMixin:
     @property
     @locked
     def requires_grad(self: Tensor) -> bool:
-        """Whether this is a leaf to train, or was computed from one."""
+        """Whether this is a leaf to train, or was computed from one. Setting it makes a leaf of what depends on none;
+        of what does, True changes nothing, and False is an error, as in PyTorch."""
         if self._requires_grad or not self.dtype.is_float:
             return bool(self._requires_grad)
-        leaves = {t.uop for t in TRAINED}
-        return any((u in leaves or u in HISTORY) and carries(u) for u in self.uop.toposort(carries))
+        return self._stands_on({t.uop for t in TRAINED})
 
     @requires_grad.setter
     @locked
     def requires_grad(self: Tensor, flag: bool | None) -> None:
         if flag and not self.dtype.is_float:
             raise TypeError(f"only float tensors can require a gradient, this one is {self.dtype.name}; cast it first")
+        if flag is not None and self._is_computed_from_trained():
+            if flag:
+                return  # (its gradient flows on to what it was computed from)
+            raise RuntimeError(
+                "requires_grad: only of a leaf it can be changed, and this tensor was computed from one that requires "
+                "a gradient; take detach() of it, or compute it under no_grad()"
+            )
         if flag is not self._requires_grad:
             about_to_change(self)
         changed = bool(flag) and not self._requires_grad
@@ -73,6 +80,17 @@ class DifferentiationMixin:
             self._become(self.uop, self._storage)
         elif not flag:
             TRAINED.discard(self)
+
+    def _is_computed_from_trained(self: Tensor) -> bool:
+        """Whether it is no leaf, nor another tensor of one's memory, and a gradient flows on from it."""
+        if self._requires_grad or not self.dtype.is_float:
+            return False
+        leaves = {t.uop for t in TRAINED}
+        return self.uop not in leaves and self._stands_on(leaves)
+
+    def _stands_on(self: Tensor, leaves: set[UOp]) -> bool:
+        """Whether a gradient flows from it to any of these, or to a stored value that has one."""
+        return any((u in leaves or u in HISTORY) and carries(u) for u in self.uop.toposort(carries))
 
     def requires_grad_(self: Tensor, requires_grad: bool = True) -> Tensor:
         self.requires_grad = requires_grad
@@ -213,14 +231,16 @@ class DifferentiationMixin:
 
     def _add_gradient(self: Tensor, new: Tensor) -> None:
         """What backward() has made for this leaf, by way of its hooks."""
-        for hook in list((self._hooks or {}).values()) if self._requires_grad else ():
-            new = hooked(hook, new)
-        if self.grad is None:
-            self.grad = new
+        if self._hooks and self._requires_grad:
+            for hook in list(self._hooks.values()):
+                new = hooked(hook, new)
+        if self._grad is None:
+            self._grad = new
         else:
-            self.grad._accumulate(new)
-        for told in list((self._accumulated_hooks or {}).values()):
-            told(self)
+            self._grad._accumulate(new)
+        if self._accumulated_hooks:
+            for told in list(self._accumulated_hooks.values()):
+                told(self)
 
     @locked
     def _accumulate(self: Tensor, new: Tensor) -> None:
@@ -281,10 +301,10 @@ class DifferentiationMixin:
 def zero_grad(t: Tensor, set_to_none: bool) -> None:
     """Forgets the gradient of one parameter, for `zero_grad` of optimizers and modules: `.grad` is None, or zeros where
     it lies, so that its views and a captured step show them."""
-    if set_to_none or t.grad is None:
-        t.grad = None
+    if set_to_none or t._grad is None:
+        t._grad = None
     else:
-        t.grad._clear()
+        t._grad._clear()
 
 
 def _refuse_forgotten(root: UOp, leaves: set[UOp], others: set[UOp]) -> None:

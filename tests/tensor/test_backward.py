@@ -30,11 +30,34 @@ def test_only_what_requires_a_gradient_gets_one() -> None:
     assert x.grad.tolist() == [3.0, 4.0] and y.grad is None and z.grad is None  # type: ignore[union-attr]
 
 
-def test_intermediate_tensors_can_require_a_gradient() -> None:
+def test_a_gradient_flows_on_through_what_is_asked_to_require_one() -> None:
+    """As in PyTorch: of what was computed from a leaf it changes nothing, and cannot be undone."""
     x = Tensor([1.0, 2.0], requires_grad=True)
     h = (x * 3).requires_grad_()
+    assert h.requires_grad and not h.is_leaf
     (h * h).sum().backward()
-    assert h.grad.tolist() == [6.0, 12.0]  # type: ignore[union-attr]
+    assert h.grad is None and x.grad.tolist() == [18.0, 36.0]  # type: ignore[union-attr]
+    read = (x * 3).realize()
+    read.requires_grad = True
+    read.sum().backward()
+    assert x.grad.tolist() == [21.0, 39.0]  # type: ignore[union-attr]
+    with pytest.raises(RuntimeError, match="detach"):
+        h.requires_grad_(False)
+    h.retain_grad()
+    (h * 2).sum().backward()
+    assert h.grad.tolist() == [2.0, 2.0]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("make", [lambda h: Tensor(h, requires_grad=True), nn.Parameter, lambda h: h.detach()])
+def test_a_leaf_made_of_a_computed_value_is_one(make: Callable[[Tensor], Tensor]) -> None:
+    x = Tensor([1.0, 2.0], requires_grad=True)
+    p = make(x * 3).requires_grad_()
+    assert p.is_leaf and p.requires_grad
+    (p * p).sum().backward()
+    assert x.grad is None and p.grad.tolist() == [6.0, 12.0]  # type: ignore[union-attr]
+    q = nn.Parameter(x)  # (of a leaf: another one in the same memory)
+    (q * 2).sum().backward()
+    assert q.grad.tolist() == [2.0, 2.0] and q.is_leaf  # type: ignore[union-attr]
 
 
 def test_detach_stops_the_flow() -> None:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from manygrad import Tensor, TinyJit, autocast, nn, no_grad
+from manygrad.errors import JitError
 from manygrad.native.checks import KINDS, Check, CheckTable, words_of
 from manygrad.native.replay import DONE
 from manygrad.tensor.guards import Guards
@@ -317,3 +318,63 @@ def test_a_replay_that_fails_after_results_were_left_is_made_by_python_next(monk
             step(x)
     assert step.again is None and np.all(out.numpy() == 6)
     assert np.all(step(x).numpy() == 6) and is_native(step, x)
+
+
+def test_other_arguments_are_read_where_they_lie_by_native_code() -> None:
+    """New batches in each call, kept and dropped ones, and some that it cannot read so: each gives its own numbers."""
+    total = stored(0.0)
+
+    def count(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        total.assign(total + x.sum()).realize()  # (before the rest)
+        return x * 2 + y + total, x.sum()
+
+    step = TinyJit(count)
+    rng = np.random.default_rng(0)
+    kept: list[tuple[Tensor, np.ndarray]] = []
+    seen, natively, expected = [], 0, 0.0
+    for i in range(60):
+        x, y = (rng.integers(-9, 9, 6).astype(np.float32) for _ in range(2))
+        before = step.again
+        a = Tensor(x)
+        if i % 7 == 3:  # a view, a lazy value, the same one twice, a result of the last call
+            a = Tensor(np.concatenate([x, x]))[6:]
+        elif i % 7 == 5:
+            a = Tensor(x - 1) + 1
+        elif i % 11 == 10:
+            a, x = kept[-1]
+        elif i % 9 == 8:  # what the step writes
+            a, x = total, np.full(6, expected, np.float32)
+        b = a if i % 5 == 4 else Tensor(y)
+        lazy = total + 1 if i % 6 == 1 else None
+        was = expected
+        out, s = step(a, b)
+        natively += before is not None and step.again is before
+        expected += float(x.sum())
+        want = x * 2 + (x if b is a else y) + expected
+        np.testing.assert_array_equal(out.numpy(), want)
+        if before is not None and i % 7 not in (3, 5):
+            with pytest.raises(RuntimeError, match="computed from one of the targets"):
+                (out * 3).sum().gradient(a)
+        assert s.item() == x.sum() and total.tolist() == [expected] * 6
+        if lazy is not None:
+            assert lazy.tolist() == [was + 1] * 6
+        if i % 3:
+            kept.append((out, want))
+        seen.append(a)
+        del out, s  # (so that nobody holds some of the results)
+    for out, want in kept:
+        np.testing.assert_array_equal(out.numpy(), want)
+    assert natively >= 15
+
+
+def test_other_arguments_of_another_kind_are_no_native_call() -> None:
+    step = TinyJit(lambda x: x * 2)
+    assert is_native(step, stored(1.0))
+    with pytest.raises(JitError):
+        step(Tensor(np.ones(6, np.float64)))
+    assert is_native(step, stored(1.0))
+    assert np.all(step(Tensor(np.ones(7, np.float32))).numpy() == 2)  # (other sizes are another capture)
+    lost = Tensor(np.ones(6, np.float32))[Tensor(np.array([0, 1, 2, 3, 4, 9]))]
+    with pytest.raises(IndexError):
+        step(lost.realize()).numpy()
+    assert np.all(step(stored(3.0)).numpy() == 6)
