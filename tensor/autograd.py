@@ -25,7 +25,7 @@ def grad(outputs: Tensor | Sequence[Tensor], inputs: Tensor | Sequence[Tensor], 
          allow_unused: bool = False) -> tuple[Tensor | None, ...]:  # fmt: skip
     """The sum of d(output)/d(input), weighted by `grad_outputs`, for each input (torch.autograd.grad).
 
-    Graphs are never freed and gradients can always be differentiated again, so `retain_graph` and `create_graph` change
+    With `create_graph=True` what it gives can be differentiated again. Graphs are never freed: `retain_graph` changes
     nothing. An input that no output depends on is an error, or None with `allow_unused`.
     """
     outs = [outputs] if isinstance(outputs, Tensor) else list(outputs)
@@ -54,7 +54,7 @@ def grad(outputs: Tensor | Sequence[Tensor], inputs: Tensor | Sequence[Tensor], 
         raise RuntimeError(
             f"grad: no output depends on the inputs at positions {unused}; pass allow_unused=True to get None for them"
         )
-    return tuple(total)
+    return tuple(total) if create_graph else tuple([None if g is None else g.detach() for g in total])
 
 
 class Context:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.environment import DETECT_ANOMALY
 from manygrad.tensor.source import LINE, line_of, standing_at
-from manygrad.tensor.stored import HISTORY, is_overwritten
+from manygrad.tensor.stored import FORMER, HISTORY, is_overwritten, leaves_before
 from manygrad.tensor.uop import Ops, UOp
 from manygrad.tensor.uop.rewrite import substitute
 from manygrad.tensor.uop.shape import numel
@@ -263,6 +263,9 @@ def with_history(root: UOp, leaves: Iterable[Tensor]) -> tuple[UOp, dict[UOp, UO
             continue
         if u.op is Ops.CONTIGUOUS and u.arg in numbered:
             done[u] = numbered[u.arg]
+            continue
+        if u in FORMER and leaves_before(u):
+            done[u] = u
             continue
         history = _history(u)
         below = (history,) if history is not None else u.src

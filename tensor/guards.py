@@ -145,7 +145,10 @@ class Reader:
 
     def visit(self, path: str, x: Any, counted: bool = False) -> None:
         """`counted`: changes of it are counted."""
-        if x is None or isinstance(x, (*NUMBERS, type, range)) or id(x) in self.seen or len(self.seen) > MOST:
+        if x is None or isinstance(x, (*NUMBERS, range)) or id(x) in self.seen or len(self.seen) > MOST:
+            return
+        if isinstance(x, type):
+            self._class(x)
             return
         self.seen[id(x)] = x
         changes = getattr(type(x), "_counted", "")
@@ -217,7 +220,7 @@ class Reader:
             paths = [before + n for n in fn.__code__.co_freevars]
             self._watch(lambda: [_content(c) for c in cells], paths, ATTRIBUTE, cells, ["cell_contents"] * len(cells))
         d = fn.__globals__
-        read = [n for n in sorted(names) if n in d and not isinstance(d[n], (ModuleType, type))]
+        read = [n for n in sorted(names) if n in d and not _is_of_libraries(d[n])]
         if read:
             self.globals.append((d, read))
             self._watch(lambda: [d.get(n, MISSING) for n in read], [before + n for n in read], ITEM, d, read)
@@ -276,11 +279,17 @@ def _content(cell: Any) -> Any:
         return MISSING
 
 
+def _is_of_libraries(x: Any) -> bool:
+    """Whether it is a module, or a class that is none of the program's."""
+    return isinstance(x, ModuleType) or (isinstance(x, type) and not _is_users(x))
+
+
 @functools.cache
 def _names(code: CodeType) -> frozenset[str]:
-    """Globals and attributes that code names, that of functions inside of it too."""
+    """Globals and attributes that code names, also in texts for `getattr`, that of functions inside of it too."""
     inner = [_names(c) for c in code.co_consts if isinstance(c, CodeType)]
-    return frozenset(code.co_names).union(*inner)
+    texts = [c for c in code.co_consts if isinstance(c, str) and c.isidentifier()]
+    return frozenset(code.co_names).union(*inner, texts if "getattr" in code.co_names else ())
 
 
 @functools.cache

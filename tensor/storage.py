@@ -32,7 +32,7 @@ from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.engine import engine
 from manygrad.tensor.lock import locked
 from manygrad.tensor.source import mark
-from manygrad.tensor.stored import HISTORY, ORIGIN
+from manygrad.tensor.stored import HISTORY, ORIGIN, note_former
 from manygrad.tensor.uop import GroupOp, Ops, UOp
 from manygrad.tensor.uop.shape import numel, unviewed
 from manygrad.tensor.uop.views import OTHER_WIDTH, STEPS, below, memory, rebased
@@ -232,6 +232,8 @@ def move(tensors: list[Tensor], base: UOp, new: UOp, pending: bool) -> None:
     """The memory of `tensors`, views of `base`, is `new` from now on."""
     MOVES.count += 1
     for s, u in [(s, rebased(s.uop, base, new)) for s in tensors]:
+        if s._requires_grad:
+            note_former(s)
         s.uop, s._leaf = u, None
         LIVE.renew(s)
         TRAINED.renew(s)
@@ -271,7 +273,8 @@ def becomes_new(t: Tensor, value: Tensor) -> bool:
     if base.op in MEMORY:
         while base.op is Ops.AFTER:
             base = base.src[0]
-        return base in HISTORY
+        # (a capture's state stays in memory)
+        return base in HISTORY or (value.requires_grad and _assigned.get() is None)
     return value.requires_grad or t._new(base).requires_grad
 
 

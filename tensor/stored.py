@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable
+from typing import Any, Protocol
 
 from manygrad.tensor.uop import UOp
 from manygrad.tensor.uop.table import Table
+
+
+class LeafTensor(Protocol):
+    """A tensor to train."""
+
+    uop: UOp
+    _requires_grad: bool | None
 
 
 class Sources:
@@ -55,6 +63,21 @@ WRITTEN: Table[int] = Table("written")  # when an assignment last wrote here
 SOURCES: Table[Sources] = Table("sources")  # what a gradient does not see, as there is no history
 ORIGIN: Table[UOp] = Table("origin")  # the value that memory is to hold which nothing is stored in yet
 LOST: Table[str] = Table("lost")  # why there is no value: what whoever reads it is told
+
+
+# Leaves whose node this was until they were written to, or moved: what was computed before flows back to them.
+FORMER: Table[list[weakref.ref[LeafTensor]]] = Table("former")
+
+
+def note_former(leaf: LeafTensor) -> None:
+    """A leaf is about to have another node."""
+    others = [ref for ref in FORMER.get(leaf.uop) or () if (t := ref()) is not None and t is not leaf]
+    FORMER[leaf.uop] = [*others, weakref.ref(leaf)]
+
+
+def leaves_before(u: UOp) -> list[Any]:
+    """The leaves to train whose node this was."""
+    return [t for ref in FORMER.get(u) or () if (t := ref()) is not None and t._requires_grad and t.uop is not u]
 
 
 def has_ended(u: UOp) -> bool:

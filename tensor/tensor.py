@@ -32,7 +32,7 @@ from manygrad.tensor.ops.counting import CountingMixin
 from manygrad.tensor.ops.creation import CreationMixin
 from manygrad.tensor.ops.decomposition import DecompositionMixin
 from manygrad.tensor.ops.diagonal import DiagonalMixin
-from manygrad.tensor.ops.differentiation import DifferentiationMixin
+from manygrad.tensor.ops.differentiation import DifferentiationMixin, hides_gradient, own_view, unchanged_gradient
 from manygrad.tensor.ops.distance import DistanceMixin
 from manygrad.tensor.ops.distributions import DistributionsMixin
 from manygrad.tensor.ops.division import DivisionMixin
@@ -218,8 +218,9 @@ class Tensor(
             self.uop = self.to(target).uop
         LIVE.add(self)
         if requires_grad is not None:
-            if isinstance(data, Tensor) and data._is_computed_from_trained():
-                self.uop = data.detach().uop  # (a leaf of its own)
+            if isinstance(data, Tensor) and want is None and target is None:
+                u = data.detach().uop if data.requires_grad else data.uop
+                self.uop = own_view(u) if requires_grad else u  # (a leaf of its own)
             self.requires_grad = requires_grad
 
     # *** how operators make new tensors ***
@@ -304,12 +305,15 @@ class Tensor(
         storage.note_assignment(self)
         if x.uop is self.uop:
             return self
-        if overlaps(self.uop):
+        hides = hides_gradient(self)
+        if hides:
+            x = unchanged_gradient(x, self)
+        if overlaps(self.uop) and (self._is_stored or self._storage is not None):
             raise ValueError(
                 f"assign: {self.shape} is an expanded view, whose elements share memory; "
                 "assign to what was expanded, or to a clone()"
             )
-        anew = None if not self._is_stored else anew
+        anew = True if hides else None if not self._is_stored else anew
         # (a step of training by hand is a write: what is read in each step may never be the weights)
         is_step = self._requires_grad and self.uop in x.uop.toposort()
         if not is_step and not self._is_stored and len(storage.sharing(self)) == 1:  # the value becomes this tensor's

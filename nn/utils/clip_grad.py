@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from manygrad.tensor.dtype import dtypes
+from manygrad.tensor.grad_mode import no_grad
 from manygrad.tensor.tensor import Tensor
 
 
@@ -64,7 +65,8 @@ def clip_grads_with_norm_(parameters: Tensor | Iterable[Tensor], max_norm: float
     for p in _with_gradient(parameters):
         g = p.grad
         assert g is not None
-        p.grad = g * (factor if factor.device == g.device else factor.to(g.device)).cast(g.dtype)
+        with no_grad():
+            g.mul_((factor if factor.device == g.device else factor.to(g.device)).cast(g.dtype))
 
 
 def clip_grad_norm_(
@@ -84,4 +86,5 @@ def clip_grad_value_(parameters: Tensor | Iterable[Tensor], clip_value: float) -
         raise ValueError(f"clip_grad_value_: clip_value must not be negative, got {clip_value}")
     for p in _with_gradient(parameters):
         assert p.grad is not None
-        p.grad = p.grad.maximum(-clip_value).minimum(clip_value)
+        with no_grad():
+            p.grad.clamp_(-clip_value, clip_value)

@@ -18,7 +18,16 @@ from types import CodeType
 from typing import Any, NamedTuple
 
 from manygrad.tensor.autocast import as_given
-from manygrad.tensor.deferred.arguments import CONSTANTS, External, UnknownArgument, Value, most_carried, nbytes, told
+from manygrad.tensor.deferred.arguments import (
+    CONSTANTS,
+    NOBODY,
+    External,
+    UnknownArgument,
+    Value,
+    most_carried,
+    nbytes,
+    told,
+)
 from manygrad.tensor.deferred.calls import DeferredCall, Making, PutOff, Read, TraceValues, needed_for
 from manygrad.tensor.deferred.counts import COUNTS
 from manygrad.tensor.deferred.rounds import Rounds
@@ -304,7 +313,10 @@ class Trace:
         ):
             return self.refuse(fn, (loss, *asked), {}, "it has arguments, or its loss is none of this step's values")
         code, at = user_place()
-        key = (fn, id(code), at, is_grad_enabled(), TRAINING.get(), dtypes.default_float, value[1])
+        # (a layer may be frozen, or no longer, since the trace met it)
+        trained = tuple([n for n, t in enumerate(self.external.tensors) if t is not NOBODY and t._requires_grad])
+        modes = is_grad_enabled(), TRAINING.get(), dtypes.default_float
+        key = (fn, id(code), at, *modes, value[1], trained)
         child = self.node.children.get(key)
         self.has_gradients = True
         if child is not None and child.is_followed and not child.is_plain:
@@ -366,7 +378,9 @@ class Trace:
         """`fn(*args, **kwargs)`, which writes `value(*args, **kwargs)` to its first argument, a value of this trace.
         Where no other tensor shares its memory, that is another value, which the tensor is from then on."""
         target: Tensor = args[0]
-        if self.is_shared(target):
+        if self.is_shared(target) or (
+            not is_grad_enabled() and target.requires_grad
+        ):  # (which flows on past the write)
             written: Tensor = self.call(fn, args, kwargs)
             return written
         place = self.rounds.begins_with

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from manygrad.tensor import grad_mode
@@ -13,9 +13,10 @@ from manygrad.tensor.gradient import carries, compute_gradients, hooked, with_hi
 from manygrad.tensor.hooks import RemovableHandle
 from manygrad.tensor.lock import locked
 from manygrad.tensor.source import LINE
-from manygrad.tensor.storage import LIVE, MOVES, TRAINED, Storage, about_to_change, is_stored
-from manygrad.tensor.stored import HISTORY, SOURCES
+from manygrad.tensor.storage import LIVE, MEMORY, MOVES, TRAINED, Storage, about_to_change, is_stored
+from manygrad.tensor.stored import FORMER, HISTORY, SOURCES, leaves_before, note_former
 from manygrad.tensor.uop import Ops, UOp
+from manygrad.tensor.uop.views import STEPS, memory
 
 if TYPE_CHECKING:
     from manygrad.tensor.tensor import Tensor
@@ -55,14 +56,14 @@ class DifferentiationMixin:
         of what does, True changes nothing, and False is an error, as in PyTorch."""
         if self._requires_grad or not self.dtype.is_float:
             return bool(self._requires_grad)
-        return self._stands_on({t.uop for t in TRAINED})
+        return _stands_on(self.uop, {t.uop for t in TRAINED})
 
     @requires_grad.setter
     @locked
     def requires_grad(self: Tensor, flag: bool | None) -> None:
         if flag and not self.dtype.is_float:
             raise TypeError(f"only float tensors can require a gradient, this one is {self.dtype.name}; cast it first")
-        if flag is not None and self._is_computed_from_trained():
+        if flag is not None and is_computed_from_trained(self):
             if flag:
                 return  # (its gradient flows on to what it was computed from)
             raise RuntimeError(
@@ -76,21 +77,10 @@ class DifferentiationMixin:
         self._requires_grad = flag
         if changed:
             self.__dict__.pop("_value", None)  # (no value of a step's, from here on: a step is one of it)
+            self._become(self.uop if self.uop.op is Ops.BUFFER else own_view(self.uop), self._storage)
             TRAINED.add(self)
-            self._become(self.uop, self._storage)
         elif not flag:
             TRAINED.discard(self)
-
-    def _is_computed_from_trained(self: Tensor) -> bool:
-        """Whether it is no leaf, nor another tensor of one's memory, and a gradient flows on from it."""
-        if self._requires_grad or not self.dtype.is_float:
-            return False
-        leaves = {t.uop for t in TRAINED}
-        return self.uop not in leaves and self._stands_on(leaves)
-
-    def _stands_on(self: Tensor, leaves: set[UOp]) -> bool:
-        """Whether a gradient flows from it to any of these, or to a stored value that has one."""
-        return any((u in leaves or u in HISTORY) and carries(u) for u in self.uop.toposort(carries))
 
     def requires_grad_(self: Tensor, requires_grad: bool = True) -> Tensor:
         self.requires_grad = requires_grad
@@ -108,6 +98,8 @@ class DifferentiationMixin:
         """
         about_to_change(self)
         MOVES.count += 1
+        if uop is not self.uop and id(self) in TRAINED.keys:
+            note_former(self)
         if self._requires_grad and not is_stored(uop):
             self._leaf = next(_leaves)
             uop = UOp(Ops.CONTIGUOUS, uop.dtype, (uop,), self._leaf)
@@ -118,7 +110,7 @@ class DifferentiationMixin:
 
     def detach(self: Tensor) -> Tensor:
         """The same value, through which no gradient flows; of a stored tensor, the same storage."""
-        return self if self.uop.op is Ops.DETACH else self._op(Ops.DETACH)
+        return self if self.uop.op is Ops.DETACH and not self._requires_grad else self._op(Ops.DETACH)
 
     @locked
     def detach_(self: Tensor) -> Tensor:
@@ -135,6 +127,8 @@ class DifferentiationMixin:
     @data.setter
     def data(self: Tensor, value: Tensor) -> None:
         new = value.detach()
+        if is_computed_from_trained(self):
+            new = unchanged_gradient(new, self)
         self._device = new._device
         self._become(new.uop, new._identity())
         CHANGES.count += 1
@@ -207,27 +201,28 @@ class DifferentiationMixin:
         trained = list(TRAINED)
         wanted = [t for t in LIVE if t._requires_grad or t._retains] if inputs is None else list(inputs)
         root, now, stored = with_history(self.uop, trained)
-        flowing = set(root.toposort(carries))
-        reached = [t for t in wanted if now.get(t.uop) in flowing]
+        flowing = root.toposort(carries)
+        reached = _reached(wanted, now, flowing)
         if not reached:
             raise RuntimeError(
                 "backward(): no tensor with requires_grad=True stands below this one: it does not depend on any, or "
                 "through whole numbers, truths, detach() or gradients that were made without create_graph=True only"
             )
         hooks = _hooks(now)
-        for t in reached:
-            if t._requires_grad:
-                hooks.pop(now[t.uop], None)
-        grads = compute_gradients(
-            root, self._start(gradient), {now[t.uop] for t in reached}, stored, {t.uop for t in trained}, hooks
-        )
-        found = [(t, g) for t in reached if (g := grads.get(now[t.uop])) is not None]
+        for t, nodes in reached:
+            for u in nodes if t._requires_grad else ():
+                hooks.pop(u, None)
+        targets = {u for _, nodes in reached for u in nodes}
+        leaves = {t.uop for t in trained} | {u for t, nodes in reached if t._requires_grad for u in nodes}
+        grads = compute_gradients(root, self._start(gradient), targets, stored, leaves, hooks)
+        found = [(t, g, grads[nodes[0]]) for t, nodes in reached if (g := _added_up(t, nodes, grads)) is not None]
         if create_graph:
-            return [(t, t._new(g)) for t, g in found]
-        made = [(t, t._new(g).detach()) for t, g in found]
-        for (_, new), (_, g) in zip(made, found):
-            LINE[new.uop] = LINE.get(g) or "?"  # (the user's line that it is the gradient of)
-        return made
+            return [(t, g) for t, g, _ in found]
+        # (no view of another tensor: it may be written to)
+        made = [(t, t._new(UOp(Ops.DETACH, g.dtype, (g.uop,))), u) for t, g, u in found]
+        for _, new, u in made:
+            LINE[new.uop] = LINE.get(u) or "?"  # (the user's line that it is the gradient of)
+        return [(t, new) for t, new, _ in made]
 
     def _add_gradient(self: Tensor, new: Tensor) -> None:
         """What backward() has made for this leaf, by way of its hooks."""
@@ -274,9 +269,11 @@ class DifferentiationMixin:
         leaves = [t for t in targets if t._requires_grad]
         root, now, stored = with_history(self.uop, leaves)
         _refuse_forgotten(root, {t.uop for t in leaves}, {t.uop for t in targets if not t._requires_grad})
-        reached = {now[t.uop] for t in targets if t.uop in now}
-        grads = compute_gradients(root, self._start(gradient), reached, stored, {t.uop for t in leaves}, _hooks(now))
-        return [t._new(g) if (g := grads.get(now.get(t.uop, t.uop))) is not None else None for t in targets]
+        reached = {id(t): nodes for t, nodes in _reached(targets, now, root.toposort(carries))}
+        aims = {u for nodes in reached.values() for u in nodes}
+        ends = {t.uop for t in leaves} | {u for t in leaves for u in reached.get(id(t), ())}
+        grads = compute_gradients(root, self._start(gradient), aims, stored, ends, _hooks(now))
+        return [_added_up(t, reached.get(id(t), []), grads) for t in targets]
 
     def _start(self: Tensor, gradient: Tensor | None) -> UOp:
         """d(self)/d(self): ones, or what the caller gives."""
@@ -305,6 +302,80 @@ def zero_grad(t: Tensor, set_to_none: bool) -> None:
         t._grad = None
     else:
         t._grad._clear()
+
+
+def is_computed_from_trained(t: Tensor) -> bool:
+    """Whether it is no leaf, nor another tensor of one's memory, and a gradient flows on from it."""
+    if t._requires_grad or not t.dtype.is_float:
+        return False
+    leaves = {x.uop for x in TRAINED}
+    return t.uop not in leaves and _stands_on(t.uop, leaves)
+
+
+def hides_gradient(t: Tensor) -> bool:
+    """Whether a gradient flows through its memory, a computed value, of which a write to it is to say nothing."""
+    base = memory(t.uop)
+    if t._requires_grad or not t.dtype.is_float or (base.op in MEMORY and base not in HISTORY):
+        return False
+    if grad_mode.is_grad_enabled() and t.uop is undetached(t.uop):
+        return False
+    leaves = {x.uop for x in TRAINED}
+    return base not in leaves and _stands_on(base, leaves)
+
+
+def unchanged_gradient(value: Tensor, old: Tensor) -> Tensor:
+    """`value`, written past the gradient of `old`, which flows on as if nothing were written (torch's `data`)."""
+    with grad_mode.enable_grad():
+        now = value._new(UOp(Ops.DETACH, value.dtype, (value.uop,)))
+        before = old._new(undetached(old.uop))
+        from manygrad.tensor.ops.elementary import with_gradient
+
+        return with_gradient(now, "unchanged", None, lambda g, _: (g,), before)
+
+
+def own_view(u: UOp) -> UOp:
+    """A node of a leaf's own of what lies in memory, so that a gradient is told from that of others in that memory."""
+    return UOp(Ops.DETACH, u.dtype, (u,), next(_leaves)) if is_stored(u) else u
+
+
+def undetached(u: UOp) -> UOp:
+    """The view of memory that `u` is, through which the memory's gradient flows."""
+    if u.op is Ops.DETACH:
+        return undetached(u.src[0])
+    return u.replace(src=(undetached(u.src[0]), *u.src[1:])) if u.op in STEPS else u
+
+
+def _stands_on(root: UOp, leaves: set[UOp]) -> bool:
+    """Whether a gradient flows from it to any of these, or to a stored value that has one."""
+    below = root.toposort(carries)
+    return any(u in leaves or (u in HISTORY and carries(u)) or leaves_before(u) for u in below)
+
+
+def _reached(wanted: Sequence[Tensor], now: dict[UOp, UOp], below: Collection[UOp]) -> list[tuple[Tensor, list[UOp]]]:
+    """Which of these the nodes `below` a root have, each with its nodes: of a leaf that was written to since also the
+    one that it was. `now`: what each node became."""
+    flowing, former = set(below), dict[int, list[UOp]]()
+    for u in below:
+        if u in FORMER:
+            for t in leaves_before(u):
+                former.setdefault(id(t), []).append(u)
+    found = []
+    for t in wanted:
+        own = now.get(t.uop)
+        nodes = [own] if own in flowing and own is not None else []
+        nodes += [u for u in former.get(id(t), ()) if u is not own]
+        if nodes:
+            found.append((t, nodes))
+    return found
+
+
+def _added_up(t: Tensor, nodes: Sequence[UOp], grads: dict[UOp, UOp]) -> Tensor | None:
+    """The gradient of what has these nodes."""
+    total: Tensor | None = None
+    for g in (grads.get(u) for u in nodes):
+        if g is not None:
+            total = t._new(g) if total is None else total + t._new(g)
+    return total
 
 
 def _refuse_forgotten(root: UOp, leaves: set[UOp], others: set[UOp]) -> None:

@@ -127,16 +127,18 @@ class DistributionsMixin:
         _check_probability("bernoulli_", p)
         return self._filled_with(self._hits(self._unit(), p))
 
-    def random_(self: Tensor, from_: int = 0, to: int | None = None) -> Tensor:
-        """Whole numbers in [from_, to); without `to` as far as the type counts exactly."""
+    def random_(self: Tensor, from_: int | None = None, to: int | None = None) -> Tensor:
+        """Whole numbers in [from_, to), given one number in [0, that), given none as far as the type counts exactly."""
+        if to is None and from_ is not None:
+            from_, to = 0, from_
         if to is None:
             bits = (
                 self.dtype.bits - (self.dtype.kind == "i")
                 if not self.dtype.is_float
                 else {2: 11 if self.dtype.name == "float16" else 8, 4: 24, 8: 53}[self.dtype.itemsize]
             )
-            to = 1 << min(bits, 32)
-        return self._filled_with(self.randint_like(from_, to, dtypes.int64))
+            to = min(1 << bits, (1 << 63) - 1)
+        return self._filled_with(self.randint_like(from_ or 0, to, dtypes.int64))
 
 
 def _check_above_0(function: str, name: str, number: float) -> None:

@@ -60,19 +60,18 @@ class DivisionMixin:
 
     def fmod(self: Tensor, other: Any) -> Tensor:
         """x − trunc(x / y)·y: the sign of the dividend, as C's.
-        For floats exact while the quotient is a whole number of their type."""
+        For floats exact while the quotient is below 2^53; 0 beyond."""
         x, y = self._pair(other)
         if not x.dtype.is_float:
             return x._op(Ops.MOD, None, y)
         kind = x.dtype
-        if kind.is_half:
-            x, y = x.cast(dtypes.float32), y.cast(dtypes.float32)
+        x, y = x.cast(dtypes.float64), y.cast(dtypes.float64)
         q = (x / y).trunc()
         product, rest = _exact_product(q, y)
         r = (x - product) - rest
         step = (x < 0)._where(-y.abs(), y.abs())
         r = ((r < 0).ne(x < 0) & r.ne(0))._where(r + step, r)  # the quotient was rounded up to a whole number
-        # 0 for a quotient beyond the type
+        # 0 for a quotient beyond that
         r = (r.abs() < y.abs())._where(r, (x.isfinite() & (y.abs() > 0))._where(0.0, math.nan))
         out = q.eq(0)._where(y.isnan()._where(math.nan, x), r.copysign(x))
         return with_gradient(out, "fmod", None, lambda g, x, y: (g, -g * (x / y).trunc()), x, y).cast(kind)

@@ -146,6 +146,18 @@ def test_functions_of_integers_give_float32() -> None:
     check(Tensor([True, False]).sqrt(), np.float32([1, 0]))
 
 
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_rests_of_large_quotients(dtype: str, device: str) -> None:
+    rng = np.random.default_rng(0)
+    for size in (1e2, 1e8, 1e12):
+        with np.errstate(over="ignore", invalid="ignore"):
+            a = np.minimum(rng.standard_normal(500) * size, 60000 if dtype == "float16" else np.inf).astype(dtype)
+            b = (rng.standard_normal(500) * 3).astype(dtype)
+            rest, whole = np.fmod(a, b), np.remainder(a, b)
+        np.testing.assert_array_equal(Tensor(a).fmod(Tensor(b)).numpy(), rest)
+        np.testing.assert_allclose((Tensor(a) % Tensor(b)).numpy(), whole, rtol=0, atol=float(np.finfo(dtype).eps) * 16)
+
+
 def test_integers_divide_exactly_at_the_limits(device: str) -> None:
     """floor_divide rounds down, trunc towards zero, remainder has the sign of the divisor, fmod of the dividend."""
     a = np.array([7, -7, 7, -7, 0, 2**62, -(2**62), -(2**63) + 1], np.int64)

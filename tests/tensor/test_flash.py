@@ -178,7 +178,7 @@ def test_gradients_of_gradients() -> None:
     keep = Tensor(np.tril(np.ones((24, 24), bool)))
 
     def second(out: Tensor) -> list[np.ndarray]:
-        total = sum((x * x * x).sum() for x in grad(out, [q, k, v], g))  # type: ignore[operator]
+        total = sum((x * x * x).sum() for x in grad(out, [q, k, v], g, create_graph=True))  # type: ignore[operator]
         return [x.numpy() for x in grad(total, [q, k, v])]  # type: ignore[union-attr, arg-type]
 
     plain = keep._where(q @ k.transpose(-1, -2) * 0.5, -np.inf).softmax(-1) @ v

@@ -294,3 +294,12 @@ def test_a_device_that_is_drawn_on_after_a_capture(wrap: Callable[..., Callable[
 def test_uniform_numbers_of_short_types_are_below_1(kind: str) -> None:
     a = Tensor.rand(1 << 16, dtype=getattr(dtypes, kind)).float().numpy()
     assert a.min() >= 0 and a.max() < 1 and abs(a.mean() - 0.5) < 0.1
+
+
+@pytest.mark.parametrize("given, low, high", [((10,), 0, 10), ((3, 5), 3, 5), ((), 0, 2**24)])
+def test_random_in_place_takes_the_upper_bound_first(given: tuple[int, ...], low: int, high: int) -> None:
+    """`random_(to)` and `random_(from, to)`, as in PyTorch."""
+    Tensor.manual_seed(3)
+    x = Tensor.empty(4000).random_(*given).numpy()
+    assert low <= x.min() < low + (high - low) / 100 + 1 and high - (high - low) / 100 - 1 <= x.max() < high
+    assert Tensor.empty(200, dtype="int64").random_().numpy().max() > 2**61

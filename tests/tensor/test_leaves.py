@@ -1,0 +1,276 @@
+"""Which leaf a gradient belongs to: several ones in one memory, leaves that were written to or moved since, and writes
+past a gradient. What is expected is PyTorch's, by hand."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from manygrad import Context, Tensor, TinyJit, autograd, nn, no_grad
+
+
+def leaf(*values: float) -> Tensor:
+    return Tensor([float(v) for v in values], requires_grad=True)
+
+
+def of(t: Tensor) -> Any:
+    return None if t.grad is None else t.grad.tolist()
+
+
+# *** several leaves in one memory ***
+
+
+@pytest.mark.parametrize("stored", [True, False])
+def test_leaves_of_one_value_have_gradients_of_their_own(stored: bool) -> None:
+    x = Tensor([1.0, 2.0]) if stored else Tensor([0.5, 1.0]) * 2
+    found = []
+    for k in (1, 2, 3):
+        xi = x.detach().requires_grad_(True)
+        (xi**k).sum().backward()
+        found.append(xi)
+    assert [of(t) for t in found] == [[1, 1], [2, 4], [3, 12]]
+    assert x.grad is None and not x.requires_grad
+
+
+def test_parameters_made_of_one_tensor_are_apart_and_apart_from_it() -> None:
+    w = Tensor([1.0, 2.0])
+    a, b, unused = nn.Parameter(w), nn.Parameter(w), nn.Parameter(w)
+    (a * b * b * w).sum().backward()
+    assert (of(a), of(b), of(unused)) == ([1, 8], [2, 16], None)
+    with no_grad():
+        a += 1  # (in the same memory)
+    assert w.tolist() == [2, 3] and b.tolist() == [2, 3]
+
+
+def test_views_made_leaves_are_apart() -> None:
+    x = Tensor([1.0, 2.0])
+    first, again, both = x[0].requires_grad_(), x[0].requires_grad_(), x.detach()
+    (first * again * again * 3 + both.sum()).backward()
+    assert (of(first), of(again)) == (3, 6)
+
+
+def test_what_is_made_of_such_a_leaf_requires_a_gradient_and_keeps_it_when_read() -> None:
+    p = Tensor([1.0, 2.0]).detach().requires_grad_()
+    y = p * 2
+    assert y.requires_grad and y.tolist() == [2, 4]
+    (y * y).sum().backward()
+    assert of(p) == [8, 16]
+
+
+def test_copies_of_a_leaf() -> None:
+    p = leaf(1, 2)
+    for q in (copy.copy(p), copy.deepcopy(p), nn.Parameter(p)):
+        assert q.is_leaf and q.requires_grad
+        (q * 3).sum().backward()
+        assert of(q) == [3, 3]
+
+
+# *** leaves that are written to between forward and backward pass ***
+
+WRITES: dict[str, Callable[[Tensor], object]] = {
+    "subtracted": lambda p: p.sub_(0.1),
+    "data": lambda p: setattr(p, "data", Tensor([5.0, 5.0])),
+    "copied": lambda p: p.copy_(Tensor([7.0, 7.0])),
+    "an element": lambda p: p.__setitem__(0, 9.0),
+    "interpolated": lambda p: p.lerp_(Tensor([0.0, 0.0]), 0.5),
+    "a view": lambda p: p.detach()[1:].mul_(4.0),
+}
+
+
+@pytest.mark.parametrize("follow", [0, 1])
+@pytest.mark.parametrize("how", WRITES)
+def test_a_gradient_is_of_the_value_that_was_read(how: str, follow: int) -> None:
+    with Context(FOLLOW=follow):
+        p, q = leaf(1, 2), leaf(1, 2)
+        loss, value = (p * p).sum() + q.sum(), p * 2
+        with no_grad():
+            WRITES[how](p)
+        later = (p * 3).sum()
+        assert value.requires_grad
+        loss.backward()
+        assert (of(p), of(q)) == ([2, 4], [1, 1])
+        assert value.tolist() == [2, 4] and value.requires_grad
+        later.backward()
+        assert of(p) == [5, 7]
+
+
+@pytest.mark.parametrize("optimizer", [nn.optim.SGD, nn.optim.Adam])
+@pytest.mark.parametrize("how", ["clamp", "set", "data", "load", "nothing"])
+def test_writing_one_parameter_leaves_the_others_their_gradients(optimizer: Any, how: str) -> None:
+    """All lie in one memory after the first step."""
+    w, b = Tensor(np.ones((3, 2), np.float32), requires_grad=True), leaf(1, 1)
+    opt = optimizer([w, b], lr=0.1)
+    for _ in range(7):
+        opt.zero_grad()
+        h = Tensor(np.ones((2, 3), np.float32)) @ w
+        with no_grad():
+            if how == "clamp":
+                b.clamp_(min=0.95)
+            elif how == "set":
+                b[0] = 5
+            elif how == "data":
+                b.data.mul_(0.5)
+            elif how == "load":
+                b.copy_(Tensor([3.0, 4.0]))
+        (h.sum() + b.sum()).backward()
+        assert (of(w), of(b)) == ([[2, 2]] * 3, [1, 1])
+        before = w.tolist()
+        opt.step()
+        assert w.tolist() != before
+
+
+def test_what_was_overwritten_for_good_is_an_error_whatever_else_is_below() -> None:
+    p, q = leaf(1, 2), leaf(1, 2)
+    opt = nn.optim.SGD([p, q], lr=0.1)
+    first, second = (p * p).sum(), (p * p).sum() + q.sum()
+    first.backward()
+    opt.step()
+    p.tolist()
+    opt.zero_grad()
+    with pytest.raises(RuntimeError, match="overwritten"):
+        second.backward()
+
+
+def test_a_leaf_that_moved_in_a_captured_step() -> None:
+    p, q = leaf(1, 2), leaf(1, 2)
+    opt = nn.optim.SGD([p, q], lr=0.0)
+
+    @TinyJit
+    def step() -> tuple[Tensor, Tensor]:
+        opt.zero_grad()
+        loss = (p * 3).sum() + (q * q).sum()
+        with no_grad():
+            p.clamp_(min=0.5)
+        loss.backward()
+        opt.step()
+        return p.grad, q.grad  # type: ignore[return-value]
+
+    for _ in range(5):
+        a, b = step()
+        assert (a.tolist(), b.tolist()) == ([3, 3], [2, 4])
+
+
+# *** writes past a gradient ***
+
+PAST: dict[str, Callable[[Tensor], object]] = {
+    "data": lambda h: h.data.clamp_(0, 3),
+    "detach": lambda h: h.detach().clamp_(0, 3),
+    "new data": lambda h: setattr(h, "data", Tensor([2.0, 3.0])),
+    "a part": lambda h: h.data.__setitem__(slice(1, None), 3.0),
+}
+
+
+def without_gradients(h: Tensor) -> None:
+    with no_grad():
+        h.clamp_(0, 3)
+
+
+@pytest.mark.parametrize("read", [False, True])
+@pytest.mark.parametrize("how", [*PAST, "no_grad"])
+def test_a_write_that_no_gradient_sees_changes_none(how: str, read: bool) -> None:
+    p, q = leaf(1, 2), leaf(1, 2)
+    h = p * 2
+    if read:
+        h.tolist()
+    PAST.get(how, without_gradients)(h)
+    loss = (h * h).sum() + q.sum()
+    if read:
+        loss.item()
+    loss.backward()
+    assert h.tolist() == [2, 3] and (of(p), of(q)) == ([8, 12], [1, 1])
+
+
+def test_a_write_that_a_gradient_sees_is_one() -> None:
+    p = leaf(1, 2)
+    h = p * 2
+    h[1:] = 3.0
+    (h * h).sum().backward()
+    assert of(p) == [8, 0]
+
+
+@pytest.mark.parametrize("read", [False, True])
+def test_a_trained_value_added_to_memory(read: bool) -> None:
+    ways: list[Callable[[Tensor, Tensor], object]] = [
+        lambda x, p: x.__iadd__(p),
+        lambda x, p: x.copy_(p),
+        lambda x, p: x.__setitem__(slice(0, 2), p),
+    ]
+    for way in ways:
+        x, p, q = Tensor([1.0, 2.0]), leaf(1, 2), leaf(1, 2)
+        way(x, p)
+        loss = (x * 2).sum() + q.sum()
+        if read:
+            loss.item()
+        assert x.requires_grad
+        loss.backward()
+        assert (of(p), of(q)) == ([2, 2], [1, 1])
+
+
+def test_a_leaf_is_not_what_is_detached_of_it() -> None:
+    layer = nn.Linear(2, 2)
+    nn.init.normal_(layer.weight)
+    layer.weight.data.mul_(0.1)
+    found = layer.weight.detach()
+    assert found is not layer.weight and not found.requires_grad
+    (Tensor([[1.0, 2.0]]) @ found + 0 * layer.bias).sum().backward()
+    assert layer.weight.grad is None
+    layer.weight.data.mul_(0.1)
+
+
+# *** gradients that are written to ***
+
+
+def test_a_gradient_that_is_the_same_everywhere_is_added_to_and_changed() -> None:
+    p = leaf(1, 2, 3)
+    p.mean().backward()
+    p.mean().backward()
+    np.testing.assert_allclose(p.grad.numpy(), [2 / 3] * 3, rtol=1e-6)  # type: ignore[union-attr]
+    p.grad.mul_(3)  # type: ignore[union-attr]
+    np.testing.assert_allclose(p.grad.numpy(), [2] * 3, rtol=1e-6)  # type: ignore[union-attr]
+    with pytest.raises(ValueError, match="expanded view"):
+        Tensor([1.0]).expand(3).mul_(2)
+
+
+@pytest.mark.parametrize("clip", [nn.utils.clip_grad_norm_, nn.utils.clip_grad_value_])
+def test_clipping_changes_the_gradient_that_others_hold(clip: Any) -> None:
+    p = leaf(3, 4)
+    (p * p).sum().backward()
+    held = p.grad
+    clip([p], 1.0)
+    assert held is p.grad
+    want = [0.6, 0.8] if clip is nn.utils.clip_grad_norm_ else [1, 1]
+    np.testing.assert_allclose(held.numpy(), want, rtol=1e-5)  # type: ignore[union-attr]
+
+
+def test_gradients_are_constants_unless_they_are_asked_for_with_their_graph() -> None:
+    for create, want in ((False, [12.0]), (True, [36.0])):
+        w = leaf(2)
+        (g,) = autograd.grad((w**3).sum(), w, create_graph=create)
+        assert g is not None and g.requires_grad is create
+        (g * w).sum().backward()
+        assert of(w) == want
+
+
+@pytest.mark.parametrize("flags", ["froze", "switched"])
+def test_a_layer_that_is_frozen_in_a_loop_that_evaluates(flags: str) -> None:
+    def run() -> list[Any]:
+        Tensor.manual_seed(0)
+        a, b = nn.Linear(2, 2), nn.Linear(2, 1)
+        opt, x, found = nn.optim.SGD([*a.parameters(), *b.parameters()], lr=0.01), Tensor([[1.0, 2.0]]), []
+        for step in range(20):
+            a.requires_grad_(step < 8 if flags == "froze" else step % 6 < 3)
+            opt.zero_grad()
+            b(a(x)).sum().backward()
+            opt.step()
+            with no_grad():
+                b(a(x))
+            found.append((of(a.weight), of(b.weight)))
+        return [*found, a.weight.tolist(), b.weight.tolist()]
+
+    with Context(FOLLOW=0):
+        want = run()
+    assert run() == want
