@@ -273,8 +273,7 @@ def becomes_new(t: Tensor, value: Tensor) -> bool:
     if base.op in MEMORY:
         while base.op is Ops.AFTER:
             base = base.src[0]
-        # (a capture's state stays in memory)
-        return base in HISTORY or (value.requires_grad and _assigned.get() is None)
+        return base in HISTORY
     return value.requires_grad or t._new(base).requires_grad
 
 
