@@ -218,9 +218,9 @@ class Tensor(
             self.uop = self.to(target).uop
         LIVE.add(self)
         if requires_grad is not None:
-            if isinstance(data, Tensor) and want is None and target is None:
-                u = data.detach().uop if data.requires_grad else data.uop
-                self.uop = own_view(u) if requires_grad else u  # (a leaf of its own)
+            if isinstance(data, Tensor):  # (then it is a leaf of its own)
+                u = UOp(Ops.DETACH, self.uop.dtype, (self.uop,)) if data.requires_grad else self.uop
+                self.uop = own_view(u) if requires_grad else u
             self.requires_grad = requires_grad
 
     # *** how operators make new tensors ***

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from manygrad.tensor.tensor import Tensor
 
 _leaves = itertools.count(1)
+_LEAVES = (Ops.CONTIGUOUS, Ops.DETACH)  # with a number: a leaf's own node
 
 
 class DifferentiationMixin:
@@ -308,6 +309,9 @@ def is_computed_from_trained(t: Tensor) -> bool:
     """Whether it is no leaf, nor another tensor of one's memory, and a gradient flows on from it."""
     if t._requires_grad or not t.dtype.is_float:
         return False
+    # (a new model's parameters stand on no memory: nothing else is asked of each)
+    if not any(u.op in MEMORY or (u.op in _LEAVES and u.arg is not None) for u in t.uop.toposort(carries)):
+        return False
     leaves = {x.uop for x in TRAINED}
     return t.uop not in leaves and _stands_on(t.uop, leaves)
 
@@ -348,7 +352,7 @@ def undetached(u: UOp) -> UOp:
 def _stands_on(root: UOp, leaves: set[UOp]) -> bool:
     """Whether a gradient flows from it to any of these, or to a stored value that has one."""
     below = root.toposort(carries)
-    return any(u in leaves or (u in HISTORY and carries(u)) or leaves_before(u) for u in below)
+    return any(u in leaves or (u in HISTORY and carries(u)) or (u in FORMER and leaves_before(u)) for u in below)
 
 
 def _reached(wanted: Sequence[Tensor], now: dict[UOp, UOp], below: Collection[UOp]) -> list[tuple[Tensor, list[UOp]]]:
