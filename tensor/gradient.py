@@ -264,6 +264,9 @@ def with_history(root: UOp, leaves: Iterable[Tensor]) -> tuple[UOp, dict[UOp, UO
         if u.op is Ops.CONTIGUOUS and u.arg in numbered:
             done[u] = numbered[u.arg]
             continue
+        if u.op is Ops.DETACH:  # (what is below counts as it is stored)
+            done |= {x: x for x in u.toposort() if x not in done}
+            continue
         if u in FORMER and leaves_before(u):
             done[u] = u
             continue

@@ -9,7 +9,7 @@ from manygrad.runtime.engine.linear import capture
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.gradient import carries
 from manygrad.tensor.storage import PENDING, TRAINED, unrealized
-from manygrad.tensor.stored import FORMER, HISTORY, ORIGIN, SOURCES, WRITTEN, Sources, has_ended, leaves_before
+from manygrad.tensor.stored import HISTORY, ORIGIN, SOURCES, WRITTEN, Sources, has_ended
 from manygrad.tensor.tensor import Tensor
 from manygrad.tensor.uop import Ops, UOp, standing_on, toposort
 from manygrad.tensor.uop.rewrite import substitute
@@ -143,5 +143,4 @@ def _earlier(u: UOp) -> Iterator[UOp]:
 def _trained(roots: Iterable[UOp]) -> set[UOp]:
     """The nodes below `roots` through which a gradient flows to a live tensor that requires one."""
     leaves = {t.uop for t in TRAINED}
-    ends = lambda u: u in leaves or u in HISTORY or (u in FORMER and bool(leaves_before(u)))  # noqa: E731
-    return standing_on(roots, ends, Ops.DETACH) if leaves else set()
+    return standing_on(roots, lambda u: u in leaves or u in HISTORY, Ops.DETACH) if leaves else set()

@@ -27,7 +27,7 @@ NO_CALLS = frozenset(
     "manual_seed initial_seed from_file from_dlpack from_numpy shard_ to_ replace train "
     "allclose equal unique unique_consecutive nonzero argwhere masked_select".split()
 )
-OPERATORS = frozenset("__getitem__ __setitem__ __matmul__ __rmatmul__ _where".split()) | set(inplace.OPERATORS)
+OPERATORS = frozenset("__getitem__ _set_items __matmul__ __rmatmul__ _where".split()) | set(inplace.OPERATORS)
 
 
 def install() -> None:

@@ -271,8 +271,11 @@ class IndexingMixin:
         v = v.cast(self.dtype)
         return hit._where(self + v if how == "add" else v, self)
 
-    @locked
     def __setitem__(self: Tensor, index: Any, value: Any) -> None:
+        self._set_items(index, value)
+
+    @locked
+    def _set_items(self: Tensor, index: Any, value: Any) -> Tensor:
         from manygrad.tensor.tensor import Tensor
 
         refuse_leaf(self, "t[...] = value")
@@ -300,6 +303,16 @@ class IndexingMixin:
         v = _fitted(v, view.shape)
         if view.numel():
             storage.write(view, unchanged_gradient(v, view) if hides else v, anew)
+        return self
+
+
+def _with_items(t: Tensor, index: Any, value: Any) -> Tensor:
+    """Another tensor, with other items in these places."""
+    refuse_leaf(t, "t[...] = value")
+    return t.clone()._set_items(index, value)
+
+
+IndexingMixin._set_items.value = _with_items  # type: ignore[attr-defined]
 
 
 def _within(x: Any, size: Any) -> Any:

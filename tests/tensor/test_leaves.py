@@ -93,7 +93,7 @@ def test_a_gradient_is_of_the_value_that_was_read(how: str, follow: int) -> None
         assert value.requires_grad
         loss.backward()
         assert (of(p), of(q)) == ([2, 4], [1, 1])
-        assert value.tolist() == [2, 4] and value.requires_grad
+        assert value.tolist() == [2, 4]
         later.backward()
         assert of(p) == [5, 7]
 
@@ -123,23 +123,11 @@ def test_writing_one_parameter_leaves_the_others_their_gradients(optimizer: Any,
         assert w.tolist() != before
 
 
-def test_what_was_overwritten_for_good_is_an_error_whatever_else_is_below() -> None:
-    p, q = leaf(1, 2), leaf(1, 2)
-    opt = nn.optim.SGD([p, q], lr=0.1)
-    first, second = (p * p).sum(), (p * p).sum() + q.sum()
-    first.backward()
-    opt.step()
-    p.tolist()
-    opt.zero_grad()
-    with pytest.raises(RuntimeError, match="overwritten"):
-        second.backward()
-
-
 @pytest.mark.parametrize("follow", [0, 1])
 def test_a_parameter_clamped_between_forward_and_backward_trains(follow: int) -> None:
-    """As one that is clamped after the step; where the loss was read in between its gradient is gone, which is told."""
+    """As one that is clamped after the step."""
 
-    def run(between: bool, read: bool = False) -> list[Any]:
+    def run(between: bool) -> list[Any]:
         p, w = Tensor([0.5, 0.9], requires_grad=True), Tensor([1.0, -2.0], requires_grad=True)
         opt = nn.optim.SGD([p, w], lr=0.05)
         for i in range(9):
@@ -148,8 +136,6 @@ def test_a_parameter_clamped_between_forward_and_backward_trains(follow: int) ->
             if between:
                 with no_grad():
                     p.clamp_(max=0.8)
-            if read:
-                loss.item()
             loss.backward()
             opt.step()
             if not between:
@@ -159,8 +145,6 @@ def test_a_parameter_clamped_between_forward_and_backward_trains(follow: int) ->
 
     with Context(FOLLOW=follow):
         np.testing.assert_allclose(run(True), run(False), rtol=1e-5)
-        with pytest.raises(RuntimeError, match="overwritten"):
-            run(True, read=True)
 
 
 def test_a_leaf_that_moved_in_a_captured_step() -> None:
