@@ -16,7 +16,7 @@ import numpy as np
 from manygrad.checkpoint.api import Folder, attempt, placed, read, taken
 from manygrad.checkpoint.copies import Copies
 from manygrad.checkpoint.memory import SnapshotMemory
-from manygrad.checkpoint.reader import CheckpointReader, Saved, committed
+from manygrad.checkpoint.reader import REVISIONS, CheckpointReader, Saved, committed
 from manygrad.checkpoint.replicas import check_replicas
 from manygrad.checkpoint.store import location
 from manygrad.checkpoint.tree import put
@@ -28,7 +28,6 @@ from manygrad.tensor.tensor import Tensor
 from manygrad.tensor.threads import ScopedThread, Threads
 
 RNG = "rng"  # the random generator's place beside the user's state
-REVISIONS = 1 << 20
 
 
 class _RandomState:
@@ -240,7 +239,7 @@ class Checkpointer:
         number, error = -1, None
         if current().world.rank == 0:
             try:
-                found = [s for s in committed(self.folder) if before is None or s < before]
+                found = [s for s in committed(self.folder) if before is None or s.place < before.place]
                 number = found[0].step * REVISIONS + found[0].revision if found else -1
             except CheckpointError as e:
                 number, error = -2, e
@@ -250,8 +249,8 @@ class Checkpointer:
         if number < 0:
             return None
         step, revision = divmod(number, REVISIONS)
-        name = f"step-{step:08d}.{revision}" if revision else f"step-{step:08d}"
-        return Saved(step, revision, os.path.join(self.folder, name))
+        saved = Saved(step, revision, "")
+        return saved._replace(path=os.path.join(self.folder, saved.name))
 
 
 def sum_over_ranks(value: int) -> int:

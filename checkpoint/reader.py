@@ -18,6 +18,7 @@ from manygrad.tensor.dtype import DType
 
 COMMITTED = re.compile(r"step-(\d{8,})(?:\.(\d+))?")
 PIECE = 64 * CHUNK  # read at once
+REVISIONS = 1 << 20  # fewer than these has a step
 
 
 class Saved(NamedTuple):
@@ -26,6 +27,15 @@ class Saved(NamedTuple):
     step: int
     revision: int
     path: str
+
+    @property
+    def place(self) -> tuple[int, int]:
+        return self.step, self.revision
+
+    @property
+    def name(self) -> str:
+        """Of its folder."""
+        return f"step-{self.step:08d}.{self.revision}" if self.revision else f"step-{self.step:08d}"
 
 
 def committed(folder: str) -> list[Saved]:
@@ -38,7 +48,9 @@ def committed(folder: str) -> list[Saved]:
         found = [(m, os.path.join(folder, name)) for name in names if (m := COMMITTED.fullmatch(name))]
     if is_remote(folder):  # (where the index is the commit; a local folder gets its name when it is whole)
         found = [(m, path) for m, path in found if is_checkpoint(path)]
-    return sorted((Saved(int(m[1]), int(m[2] or 0), path) for m, path in found), reverse=True)
+    saved = (Saved(int(m[1]), int(m[2] or 0), path) for m, path in found)
+    # (a copy of one under a name of no save, `step-000000009`, is none that could be named by its step)
+    return sorted((s for s in saved if os.path.basename(s.path) == s.name and s.revision < REVISIONS), reverse=True)
 
 
 def is_checkpoint(folder: str) -> bool:

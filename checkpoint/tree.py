@@ -17,6 +17,7 @@ from manygrad.nn.state import get_state_dict, load_state_dict
 from manygrad.tensor.tensor import Tensor
 
 MISSING = object()
+VALUES = (int, float, str, np.generic, type(None))
 PLAIN = (dict, list, tuple, Tensor, np.ndarray, np.generic, int, float, str, type(None))
 
 
@@ -106,9 +107,14 @@ def unflatten(node: Any, like: Any, tensor: Callable[[str, Any, bool], Any], who
 
 
 def check_keys(node: Any, like: Any, path: str = "") -> None:
-    """KeyError names what a state has and the saved one lacks."""
-    if isinstance(like, dict) and "dict" in node:
-        saved = dict(node["dict"])
+    """KeyError names what a state has and the saved one lacks; ValueError where something else was saved in a place.
+    Lists and tuples of plain values may have any length: histories grow."""
+    ((kind, x),) = node.items()
+    where = path.rstrip(".") or "the state"
+    if isinstance(like, dict) and like:
+        if kind != "dict":
+            raise ValueError(f"load: {where} is a dict, in the checkpoint it is {_told(kind, x)}")
+        saved = dict(x)
         if missing := [f"{path}{k}" for k in like if k not in saved]:
             raise KeyError(
                 f"load: {', '.join(missing)} is not in the checkpoint, which has "
@@ -117,11 +123,34 @@ def check_keys(node: Any, like: Any, path: str = "") -> None:
             )
         for k, v in like.items():
             check_keys(saved[k], v, f"{path}{k}.")
+    elif isinstance(like, (list, tuple)) and not all(isinstance(v, VALUES) for v in like):
+        if kind not in ("list", "tuple") or len(x) != len(like):
+            raise ValueError(
+                f"load: {where} is a {type(like).__name__} of {len(like)}, in the checkpoint it is {_told(kind, x)}: "
+                "what it was saved of is another model, perhaps"
+            )
+        for i, (saved, v) in enumerate(zip(x, like)):
+            check_keys(saved, v, f"{path}{i}.")
+    elif isinstance(like, (Tensor, np.ndarray)):
+        if kind not in ("tensor", "array"):
+            raise ValueError(f"load: {where} is a {type(like).__name__}, in the checkpoint it is {_told(kind, x)}")
+    elif not isinstance(like, PLAIN) and kind == "value":
+        raise ValueError(f"load: {where} is a {type(like).__name__}, in the checkpoint it is {_told(kind, x)}")
+
+
+def _told(kind: str, x: Any) -> str:
+    """What was saved in a place."""
+    if kind == "value":
+        return repr(x)
+    return f"a {kind} of {len(x)}" if kind in ("list", "tuple") else f"a{'n' * (kind == 'array')} {kind}"
 
 
 def put(target: Any, loaded: Any) -> Any:
     """Loads into the tensors and objects of `target`; returns what stands in its place."""
-    if isinstance(target, dict) and target and isinstance(loaded, dict):
+    if isinstance(target, dict) and isinstance(loaded, dict):
+        if not target:
+            target.update(loaded)
+            return target
         for k in target:
             target[k] = put(target[k], loaded[k])
         return target
@@ -131,10 +160,14 @@ def put(target: Any, loaded: Any) -> Any:
     if isinstance(target, tuple) and isinstance(loaded, tuple) and len(target) == len(loaded):
         return tuple(put(t, x) for t, x in zip(target, loaded))
     if isinstance(target, Tensor):
+        loaded = Tensor(loaded) if isinstance(loaded, np.ndarray) else loaded
         load_state_dict({"tensor": target}, {"tensor": loaded})
         return target
-    if isinstance(target, np.ndarray) and isinstance(loaded, np.ndarray) and target.shape == loaded.shape:
-        target[...] = loaded
+    if isinstance(target, np.ndarray):
+        array = loaded.numpy() if isinstance(loaded, Tensor) else loaded
+        if target.shape != array.shape:
+            raise ValueError(f"load: an array of shape {target.shape} was saved with shape {array.shape}")
+        target[...] = array
         return target
     if callable(own := getattr(target, "load_state_dict", None)):
         own(loaded)

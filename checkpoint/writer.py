@@ -11,6 +11,8 @@ save does it while the next steps communicate. A rank that fails leaves a file `
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 import re
@@ -18,8 +20,8 @@ import shutil
 import struct
 import time
 import warnings
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, BinaryIO
@@ -117,11 +119,10 @@ class Attempt:
         at = os.path.join(self.folder, f"{name}.{self.job}.{self.number}.tmp")
         inode = 0
         try:
-            with errors_of("saving", at):
+            with errors_of("saving", at), ExitStack() as stack:
                 self._clear()
                 _make_folder(self.folder)
-                os.makedirs(at, exist_ok=True)
-                inode = os.stat(at).st_ino
+                inode = make_and_hold(at, stack)
                 self._write_parts(at, snapshot)
                 return self._commit(at, name, snapshot) if self.rank == 0 else self._wait_for_commit(at, inode)
         except OtherRankFailed:  # (who needs its folder yet; the next attempt takes it away)
@@ -144,14 +145,17 @@ class Attempt:
         os.close(os.open(os.path.join(at, f"failed-{self.rank:05d}"), os.O_CREAT | os.O_WRONLY, 0o666))
 
     def _clear(self) -> None:
-        """Takes away what attempts that were cut short have left."""
+        """Takes away what attempts that were cut short have left, and not what somebody writes just now: another job,
+        or a save beside this one."""
         if self.rank:
             return
         with suppress(FileNotFoundError):
             for name in os.listdir(self.folder):
                 found = _ATTEMPT.fullmatch(name)
                 if found and (found[1] != self.job or int(found[2]) < self.number):
-                    shutil.rmtree(os.path.join(self.folder, name), ignore_errors=True)
+                    at = os.path.join(self.folder, name)
+                    with suppress(BlockingIOError, FileNotFoundError), held(at, fcntl.LOCK_EX | fcntl.LOCK_NB):
+                        shutil.rmtree(at, ignore_errors=True)
 
     # *** parts ***
 
@@ -181,7 +185,7 @@ class Attempt:
         _sync_folder(self.folder)
         if self.keep is not None:
             try:
-                prune(self.folder, self.keep)
+                prune(self.folder, self.keep, path)
             except OSError as e:
                 warnings.warn(f"older checkpoints in {self.folder} could not be removed: {e}", stacklevel=2)
         return path
@@ -237,9 +241,41 @@ def part_name(rank: int) -> str:
     return f"part-{rank:05d}.safetensors"
 
 
-def prune(folder: str, keep: int) -> None:
-    """Removes all but the newest `keep` whole checkpoints; nothing while the newest one cannot be read back."""
+@contextmanager
+def held(folder: str, how: int) -> Iterator[int]:
+    """A descriptor of a folder, with a lock that goes with it, or with its process: who writes there shares one.
+    BlockingIOError: others hold it."""
+    at = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(at, how)
+        except BlockingIOError:
+            raise
+        except OSError:  # (a file system without locks)
+            pass
+        yield at
+    finally:
+        os.close(at)
+
+
+def make_and_hold(folder: str, stack: ExitStack) -> int:
+    """Makes a folder, and holds it as long as the stack is open; gives its inode. (Somebody who found it before it was
+    held may have taken it away.)"""
+    for _ in range(100):
+        os.makedirs(folder, exist_ok=True)
+        with suppress(FileNotFoundError):
+            inode = os.fstat(stack.enter_context(held(folder, fcntl.LOCK_SH))).st_ino
+            if os.stat(folder).st_ino == inode:
+                return inode
+    raise FileNotFoundError(errno.ENOENT, "it is taken away again and again", folder)
+
+
+def prune(folder: str, keep: int, new: str = "") -> None:
+    """Removes all but the newest `keep` whole checkpoints, and `new`, which was just made, perhaps of an earlier step;
+    nothing while the newest one cannot be read back."""
     for saved in to_be_removed(folder, keep):
+        if saved.path == new:
+            continue
         away = os.path.join(folder, f"{os.path.basename(saved.path)}.removed.0.tmp")
         os.rename(saved.path, away)  # at once, so that a half is never taken for a checkpoint
         shutil.rmtree(away)

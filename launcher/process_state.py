@@ -10,6 +10,7 @@ give. Kernels, schedules and installed packages stay.
 | its modules (those of no installed package) | are forgotten, and imported anew |
 | functions and classes that it replaced in modules that were there before | are what they were |
 | environment, folder, `sys`, signal handlers, timers, logging, context variables | are what they were |
+| warnings' filters, sockets' time-out, how processes start (`multiprocessing`), resource limits | are what they were |
 | random states of Python, NumPy and manygrad | are those of a process that has drawn nothing |
 | threads, open files | where one is left the process is not used again |
 """
@@ -21,16 +22,21 @@ import contextvars
 import gc
 import importlib
 import logging
+import multiprocessing
 import os
 import random
+import resource
 import signal
+import socket
 import sys
 import threading
 import time
 import traceback
 import types
+import warnings
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -46,6 +52,7 @@ THREADS_S = 1.0  # how long threads may take to end after the script
 # names of `sys` that scripts set; lists are copied
 SYS = ("argv", "path", "meta_path", "path_hooks", "stdin", "stdout", "stderr", "excepthook", "unraisablehook",
        "displayhook", "breakpointhook", "dont_write_bytecode")  # fmt: skip
+LIMITS = {getattr(resource, n): n for n in dir(resource) if n.startswith("RLIMIT_")}
 CHECKPOINTS = "manygrad.checkpoint."
 LAST_ERROR = ("last_exc", "last_type", "last_value", "last_traceback")
 
@@ -73,6 +80,9 @@ class ProcessState:
         self.recursion = sys.getrecursionlimit()
         self.signals = {s: h for s in signal.valid_signals() if (h := signal.getsignal(s)) is not None}
         self.logging = {name: _of_logger(x) for name, x in _loggers().items()}
+        self.filters, self.socket_s = [*warnings.filters], socket.getdefaulttimeout()
+        self.start_method = multiprocessing.get_start_method(allow_none=True)
+        self.limits = {limit: resource.getrlimit(limit) for limit in LIMITS}
         self.threads, self.files = {*threading.enumerate()}, _open_files()
 
     def run(self, work: Callable[..., Any], *args: Any) -> Any:
@@ -90,6 +100,7 @@ class ProcessState:
         collect_children()
         self._restore_names()
         self._restore_logging()
+        self._restore_defaults()
         left = current().start_anew()
         for n in LAST_ERROR:
             vars(sys).pop(n, None)
@@ -99,6 +110,8 @@ class ProcessState:
         gc.collect()
         if left := left or self._threads_left():
             return f"its threads still run: {', '.join(left)}"
+        if limits := [name for n, name in LIMITS.items() if resource.getrlimit(n) != self.limits[n]]:
+            return f"its limits cannot be what they were: {', '.join(limits)}"
         if files := sorted(_open_files() - self.files):
             return f"its files are still open: {', '.join(files)}"
         return ""
@@ -166,6 +179,15 @@ class ProcessState:
                 x.removeHandler(handler)
                 handler.close()
             x.handlers[:] = handlers
+
+    def _restore_defaults(self) -> None:
+        """Of Python's modules."""
+        warnings.filters[:] = self.filters  # type: ignore[index]
+        socket.setdefaulttimeout(self.socket_s)
+        multiprocessing.set_start_method(self.start_method, force=True)
+        for limit, found in self.limits.items():
+            with suppress(OSError, ValueError):  # (a hard one that was lowered cannot be raised again)
+                resource.setrlimit(limit, found)
 
     def _threads_left(self, daemon: bool = True) -> list[str]:
         """Names of threads that do not end, without or with the daemons among them. pyzmq's collector of memory is the

@@ -241,7 +241,7 @@ def run_script(kind: str, target: str, args: list[str]) -> None:
         runpy.run_module(target, run_name="__main__", alter_sys=True)
     else:
         sys.argv = [target, *args]
-        sys.path.insert(0, os.path.dirname(os.path.abspath(target)))
+        sys.path.insert(0, os.path.dirname(os.path.realpath(target)))  # (of a link, where it leads)
         runpy.run_path(target, run_name="__main__")
 
 

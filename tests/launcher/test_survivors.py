@@ -129,7 +129,8 @@ def test_a_save_that_waits_for_a_dead_rank_holds_nobody_up(launcher: Launcher) -
 
 # changes all that it can, and looks in the second epoch whether something of it is there
 CHANGES = """
-import atexit, decimal, gc, logging, os, random, signal, subprocess, sys, threading, time, warnings, weakref
+import atexit, decimal, gc, logging, multiprocessing, os, random, resource, signal, socket, subprocess
+import sys, threading, time, warnings, weakref
 import numpy as np
 import manygrad
 from manygrad import GlobalCounters, Tensor, TinyJit, dtypes, nn, set_grad_enabled, world
@@ -161,6 +162,10 @@ def what_is_there():
         "exit handlers": os.path.exists(f"elsewhere/exit.{world.rank}"),
         "child": os.path.exists(f"/proc/{open(f'child.{world.rank}').read()}/exe") if world.epoch else False,
         "collects": gc.isenabled(),
+        "filters": len(warnings.filters),
+        "socket": socket.getdefaulttimeout(),
+        "processes": multiprocessing.get_start_method(allow_none=True),
+        "file size": resource.getrlimit(resource.RLIMIT_FSIZE)[0],
         "threads": sorted(t.name for t in threading.enumerate()),
         "steps": GlobalCounters.updates,
         "live": len(LIVE),
@@ -200,6 +205,10 @@ atexit.register(lambda: open(f"exit.{world.rank}", "w").close())
 with open(f"child.{world.rank}", "w") as f:
     print(subprocess.Popen(["setsid", "sleep", "1000"], start_new_session=True).pid, end="", file=f)
 gc.disable()
+warnings.simplefilter("error", BytesWarning)
+socket.setdefaulttimeout(5)
+multiprocessing.set_start_method("spawn")
+resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 40, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
 Tensor.manual_seed(7)
 Tensor.randn(5).numpy()
 waits = threading.Thread(target=real, args=(0.3,))
