@@ -70,6 +70,10 @@ class Signals:
         except Exception:  # any: what Ray makes of a signal that comes within it
             self.check()
             raise
+        except SystemExit as e:  # (Ray has a handler of its own for SIGTERM from some moment of its start on)
+            if e.code == signal.SIGTERM:
+                raise StartInterrupted(signal.SIGTERM) from None
+            raise
         finally:
             self._raising = False
             sys.unraisablehook = self._hook

@@ -65,3 +65,13 @@ def test_other_exceptions_in_destructors_are_printed(
         broken = Broken()
         del broken
     assert "ValueError: in vain" in capfd.readouterr().err
+
+
+def test_a_signal_that_ray_takes_is_one() -> None:
+    """Ray's own handler of SIGTERM ends the process by `sys.exit(15)`."""
+    with Signals() as signals:
+        with pytest.raises(StartInterrupted) as raised, signals.raising():
+            sys.exit(int(signal.SIGTERM))
+        assert raised.value.signum == signal.SIGTERM
+        with pytest.raises(SystemExit), signals.raising():
+            sys.exit(3)
