@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 from dataclasses import replace
 from typing import Any
@@ -51,10 +52,16 @@ def attempt(folder: Folder, keep: int | None, timeout_s: float | None) -> Attemp
     return attempt if (hooks := communication.hooks) is None else replace(attempt, has_failed=hooks.has_failed)
 
 
+def whole_step(step: Any) -> int:
+    """The step as a number of Python's (NumPy's are whole numbers, too)."""
+    if isinstance(step, bool) or not hasattr(step, "__index__") or operator.index(step) < 0:
+        raise ValueError(f"the step of a checkpoint is a whole number from 0 on, not {step!r}")
+    return operator.index(step)
+
+
 def taken(state: Any, step: int, memory: SnapshotMemory | None = None) -> Snapshot:
     """The state in host memory, of what this rank is to write; a copy in `memory`, if the state may change."""
-    if isinstance(step, bool) or not isinstance(step, int) or step < 0:
-        raise ValueError(f"the step of a checkpoint is a whole number from 0 on, not {step!r}")
+    step = whole_step(step)
     tree, tensors, copies = flatten(state)
     codes = {}
     for name, t in tensors.items():

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from manygrad.checkpoint.api import Folder, attempt, placed, read, taken
+from manygrad.checkpoint.api import Folder, attempt, placed, read, taken, whole_step
 from manygrad.checkpoint.copies import Copies
 from manygrad.checkpoint.memory import SnapshotMemory
 from manygrad.checkpoint.reader import REVISIONS, CheckpointReader, Saved, committed
@@ -86,6 +86,7 @@ class Checkpointer:
     def step(self, step: int) -> None:
         """`step` steps are done: saves if it is time. Every rank must call it. Where the launcher or a worker got
         SIGTERM, saves, and ends the script by `Preempted`."""
+        step = whole_step(step)
         if self.check_every is not None and step % self.check_every == 0:
             try:
                 check_replicas(self.state, step)
@@ -109,7 +110,7 @@ class Checkpointer:
 
     def save(self, step: int) -> None:
         """Saves now. Every rank must call it."""
-        self._save(step, on_disk=True)
+        self._save(whole_step(step), on_disk=True)
 
     def _save(self, step: int, on_disk: bool) -> None:
         """In memory first: a checkpoint on disk is never newer than the last whole copy, unless there is none of it."""

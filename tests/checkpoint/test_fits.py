@@ -71,6 +71,16 @@ def test_a_save_of_an_earlier_step_stays(tmp_path: Path) -> None:
     assert load(path, None)["x"] == 40
 
 
+def test_steps_are_whole_numbers_numpys_too(tmp_path: Path) -> None:
+    c = Checkpointer(str(tmp_path), {"x": 1}, every=2)
+    for step in np.arange(1, 5):
+        c.step(step)
+    assert c.resume() == 4
+    for odd in (True, -1, 1.0, "1"):
+        with pytest.raises(ValueError, match="whole number"):
+            c.save(odd)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("name", ["step-000000009", "step-00000001.01", "step-00000009.9999999"])
 def test_copies_under_other_names_are_no_checkpoints(name: str, tmp_path: Path) -> None:
     state = {"x": 1}
