@@ -378,9 +378,8 @@ class Trace:
         """`fn(*args, **kwargs)`, which writes `value(*args, **kwargs)` to its first argument, a value of this trace.
         Where no other tensor shares its memory, that is another value, which the tensor is from then on."""
         target: Tensor = args[0]
-        if self.is_shared(target) or (
-            not is_grad_enabled() and target.requires_grad
-        ):  # (which flows on past the write)
+        flows_on = not is_grad_enabled() and target.requires_grad  # (its gradient, past the write)
+        if flows_on or self.is_shared(target):
             written: Tensor = self.call(fn, args, kwargs)
             return written
         place = self.rounds.begins_with
