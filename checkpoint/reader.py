@@ -34,7 +34,7 @@ class Saved(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Of its folder."""
+        """The name of its folder."""
         return f"step-{self.step:08d}.{self.revision}" if self.revision else f"step-{self.step:08d}"
 
 

@@ -181,7 +181,7 @@ class ProcessState:
             x.handlers[:] = handlers
 
     def _restore_defaults(self) -> None:
-        """Of Python's modules."""
+        """Defaults of Python's modules, and limits of the process."""
         warnings.filters[:] = self.filters  # type: ignore[index]
         socket.setdefaulttimeout(self.socket_s)
         multiprocessing.set_start_method(self.start_method, force=True)

@@ -223,7 +223,7 @@ class TinyJit(Generic[T]):
 
     def _prepare(self, captured: Captured[T], again: NativeReplay | None) -> None:
         """After a replay in Python, the native one of what that read. `again`: what was prepared before."""
-        if captured.last is None or LAST_STEP:  # (it counts no steps in Python)
+        if captured.last is None:
             self.again = None
         elif again is not None and again is captured.native and again.replay.holds():
             again.look_at_slots()
@@ -231,6 +231,8 @@ class TinyJit(Generic[T]):
             self.again = again
         else:
             self.again = captured.prepare()
+        if LAST_STEP:  # (which counts no steps in Python, but is made, for a cache that is to have all)
+            self.again = None
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any], is_due: bool = False) -> T:
         with at_once():
