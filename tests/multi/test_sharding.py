@@ -95,7 +95,7 @@ def test_gradients_of_sharded_values(n: int) -> None:
             ts = [Tensor(a, requires_grad=True) for a in arrays]
             xs = [t.shard(devices(n), 0 if i == 0 else None) for i, t in enumerate(ts)] if split else ts
             if split:
-                ts = [x.contiguous().realize() for x in xs]
+                ts = [x.detach().contiguous().realize() for x in xs]
                 for t in ts:
                     t.requires_grad = True
                 xs = ts
