@@ -587,18 +587,3 @@ def test_what_a_followed_step_raises_is_the_cause() -> None:
         for _ in range(3):
             jit(x)
     assert isinstance(e.value.__cause__, StopIteration)
-
-
-class Factors:
-    scale = 1.0
-
-
-@pytest.mark.parametrize("read", [lambda x: x * Factors.scale, lambda x: x * getattr(Factors(), "scale")])  # noqa: B009
-def test_attributes_of_classes_that_code_names_are_watched(read: Any) -> None:
-    step, x = TinyJit(read), Tensor([1.0])
-    try:
-        for i in range(14):
-            Factors.scale = 1.0 + i // 5
-            assert step(x).tolist() == [1.0 + i // 5]
-    finally:
-        Factors.scale = 1.0

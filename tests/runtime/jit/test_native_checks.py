@@ -378,3 +378,18 @@ def test_other_arguments_of_another_kind_are_no_native_call() -> None:
     with pytest.raises(IndexError):
         step(lost.realize()).numpy()
     assert np.all(step(stored(3.0)).numpy() == 6)
+
+
+class Factors:
+    scale = 1.0
+
+
+@pytest.mark.parametrize("read", [lambda x: x * Factors.scale, lambda x: x * getattr(Factors(), "scale")])  # noqa: B009
+def test_attributes_of_classes_that_code_names_are_watched(read: Any) -> None:
+    step, x = TinyJit(read), Tensor([1.0])
+    try:
+        for i in range(14):
+            Factors.scale = 1.0 + i // 5
+            assert step(x).tolist() == [1.0 + i // 5]
+    finally:
+        Factors.scale = 1.0
