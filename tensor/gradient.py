@@ -13,7 +13,7 @@ from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.environment import DETECT_ANOMALY
 from manygrad.tensor.source import LINE, line_of, standing_at
 from manygrad.tensor.stored import FORMER, HISTORY, is_overwritten, leaves_before
-from manygrad.tensor.uop import Ops, UOp
+from manygrad.tensor.uop import Ops, UOp, toposort
 from manygrad.tensor.uop.rewrite import substitute
 from manygrad.tensor.uop.shape import numel
 from manygrad.tensor.uop.symbolic import to_sint
@@ -255,6 +255,7 @@ def with_history(root: UOp, leaves: Iterable[Tensor]) -> tuple[UOp, dict[UOp, UO
     done: dict[UOp, UOp] = {t.uop: t.uop for t in leaves}
     numbered = {t._leaf: t.uop for t in leaves if t._leaf is not None}
     stored: dict[UOp, UOp] = {}
+    detached: list[UOp] = []
     stack = [root]
     while stack:
         u = stack[-1]
@@ -264,8 +265,9 @@ def with_history(root: UOp, leaves: Iterable[Tensor]) -> tuple[UOp, dict[UOp, UO
         if u.op is Ops.CONTIGUOUS and u.arg in numbered:
             done[u] = numbered[u.arg]
             continue
-        if u.op is Ops.DETACH:  # (what is below counts as it is stored)
-            done |= {x: x for x in u.toposort() if x not in done}
+        if u.op is Ops.DETACH:  # (what is below counts as it is stored, unless something else stands on it)
+            done[u] = u
+            detached.append(u)
             continue
         if u in FORMER and leaves_before(u):
             done[u] = u
@@ -281,7 +283,8 @@ def with_history(root: UOp, leaves: Iterable[Tensor]) -> tuple[UOp, dict[UOp, UO
         if history is not None:
             stored[done[u]] = u
         stack.pop()
-    return done[root], done, stored
+    below_detached = toposort([s for u in detached for s in u.src], lambda x: x not in done)
+    return done[root], {x: x for x in below_detached} | done, stored
 
 
 def _history(u: UOp) -> UOp | None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from manygrad import Context, Tensor, TinyJit, autograd, nn, no_grad
+from manygrad import Context, Tensor, TinyJit, autograd, dtypes, nn, no_grad
 
 
 def leaf(*values: float) -> Tensor:
@@ -283,3 +283,28 @@ def test_a_layer_that_is_frozen_in_a_loop_that_evaluates(flags: str) -> None:
     with Context(FOLLOW=0):
         want = run()
     assert run() == want
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_what_was_read_and_is_detached_elsewhere_has_its_gradient(seed: int) -> None:
+    """As a softmax's maximum is: the value in one place, detached in another, in any order, read or not."""
+
+    def gradients(reads: bool) -> Any:
+        rng = np.random.default_rng(seed)
+        leaves = [Tensor(rng.standard_normal(3), requires_grad=True) for _ in range(2)]
+        values: list[Tensor] = [*leaves]
+        for _ in range(8):
+            a, b = (values[i] for i in rng.integers(len(values), size=2))
+            a, b = (t.detach() if rng.random() < 0.3 else t for t in (a, b))
+            values.append([a * b, a + b.sin(), a.sum() * b, b - a.max()][rng.integers(4)])
+            is_read, which = rng.random() < 0.5, values[rng.integers(len(values))]
+            if reads and is_read:
+                which.tolist()
+        loss = sum((v.sum() for v in values), Tensor(0.0, dtype=dtypes.float64))
+        if reads:
+            loss.item()
+        loss.backward()
+        return [of(t) for t in leaves]
+
+    for got, want in zip(gradients(True), gradients(False)):
+        np.testing.assert_allclose(got, want, rtol=1e-9)
