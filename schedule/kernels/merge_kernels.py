@@ -77,6 +77,7 @@ def merge_kernels(items: list[Item]) -> list[Item]:
     overtaken = False  # a group moved behind one that waits for it: places alone do not tell any more who can wait
     for i, item in enumerate(items):
         found = None
+        before: set[int] | None = None
         loops, reduces = loops_of(item)
         for group in candidates(item, loops, open_groups.get(loops, []), writers) if loops is not None else []:
             others = [group_of[d] for d in item.after if group_of[d] is not group]
@@ -85,8 +86,10 @@ def merge_kernels(items: list[Item]) -> list[Item]:
             apart = all(group_of[d] is not group for d in item.after)
             if (overtakes and not reduces) or not can_join(group, item, apart):
                 continue
-            if (overtakes or overtaken) and any(waits(g, group) for g in others):
-                continue
+            if overtakes or overtaken:
+                before = all_before([group_of[d] for d in item.after]) if before is None else before
+                if id(group) in before:
+                    continue
             found = group
             overtaken = overtaken or overtakes
             if not in_place:
@@ -118,18 +121,16 @@ def merge_kernels(items: list[Item]) -> list[Item]:
     ]
 
 
-def waits(group: Group, before: Group) -> bool:
-    """Whether a group comes after another one, at once or by way of others."""
+def all_before(groups: list[Group]) -> set[int]:
+    """What one of these comes after, at once or by way of others, by id."""
     seen: set[int] = set()
-    todo = [group]
+    todo = [a for g in groups for a in g.after]
     while todo:
         g = todo.pop()
-        if g is before:
-            return True
         if id(g) not in seen:
             seen.add(id(g))
             todo += g.after
-    return False
+    return seen
 
 
 def in_order(groups: list[Group]) -> list[Group]:
