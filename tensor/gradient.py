@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.environment import DETECT_ANOMALY
 from manygrad.tensor.source import LINE, line_of, standing_at
-from manygrad.tensor.stored import FORMER, HISTORY, is_overwritten, leaves_before
+from manygrad.tensor.stored import ENDED, FORMER, HISTORY, carries, is_overwritten, leaves_before
 from manygrad.tensor.uop import Ops, UOp, toposort
 from manygrad.tensor.uop.rewrite import substitute
 from manygrad.tensor.uop.shape import numel
@@ -182,11 +182,6 @@ def _at_its_line(rule: Callable[[Tensor, UOp], Grads], g: Tensor, u: UOp) -> Gra
         return rule(g, u)
 
 
-def carries(u: UOp) -> bool:
-    """Whether a gradient can go through `u`: not through what is detached, whole numbers and truths."""
-    return u.op is not Ops.DETACH and not (u.dtype.is_int or u.dtype.is_bool)
-
-
 def _differentiable(u: UOp) -> tuple[UOp, ...]:
     """The sources through which the value of `u` can have a gradient."""
     if not carries(u):
@@ -265,7 +260,7 @@ def with_history(root: UOp, leaves: Iterable[Tensor]) -> tuple[UOp, dict[UOp, UO
         if u.op is Ops.CONTIGUOUS and u.arg in numbered:
             done[u] = numbered[u.arg]
             continue
-        if u.op is Ops.DETACH:  # (what is below counts as it is stored, unless something else stands on it)
+        if not carries(u):  # (what is below counts as it is stored, unless something else stands on it)
             done[u] = u
             detached.append(u)
             continue
@@ -290,6 +285,11 @@ def with_history(root: UOp, leaves: Iterable[Tensor]) -> tuple[UOp, dict[UOp, UO
 def _history(u: UOp) -> UOp | None:
     """The graph a stored value was computed by; RuntimeError if something it reads has been overwritten since."""
     graph, clock = HISTORY.get(u) or (None, 0)
+    if u in ENDED:
+        raise RuntimeError(
+            f"backward(): a value of shape {u.shape} {ENDED[u]}, so its gradient cannot be had any more; call "
+            "backward() before that, or detach() the value"
+        )
     if u in HISTORY and is_overwritten(graph, clock):
         raise RuntimeError(
             f"backward(): a value of shape {u.shape} was computed and then what it was computed from was overwritten "

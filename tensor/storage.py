@@ -32,9 +32,9 @@ from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.engine import engine
 from manygrad.tensor.lock import locked
 from manygrad.tensor.source import mark
-from manygrad.tensor.stored import HISTORY, ORIGIN, note_former
+from manygrad.tensor.stored import ORIGIN, has_ended, has_live_history, note_former
 from manygrad.tensor.uop import GroupOp, Ops, UOp
-from manygrad.tensor.uop.shape import numel, unviewed
+from manygrad.tensor.uop.shape import attached, numel, unviewed
 from manygrad.tensor.uop.views import OTHER_WIDTH, STEPS, below, memory, rebased
 
 if TYPE_CHECKING:
@@ -264,6 +264,13 @@ def start(u: UOp) -> UOp:
     return u
 
 
+def before_writes(u: UOp) -> UOp:
+    """Memory as it was before the assignments that wait."""
+    while u.op is Ops.AFTER:
+        u = u.src[0]
+    return u
+
+
 def becomes_new(t: Tensor, value: Tensor) -> bool:
     """Whether a write of `value` makes a new value, to keep what backward() needs:
     of what is computed from a leaf, or will be."""
@@ -271,9 +278,7 @@ def becomes_new(t: Tensor, value: Tensor) -> bool:
         return False
     base = memory(t.uop)
     if base.op in MEMORY:
-        while base.op is Ops.AFTER:
-            base = base.src[0]
-        return base in HISTORY
+        return has_live_history(before_writes(base))
     return value.requires_grad or t._new(base).requires_grad
 
 
@@ -319,6 +324,8 @@ def write(t: Tensor, value: Tensor, anew: bool) -> None:
                 s._storage = one
         return
     _keep_copies(base)
+    if has_ended(before_writes(base)) and (not grad_mode.is_grad_enabled() or attached(t.uop) is not t.uop):
+        value = value.detach()  # (which says of a gradient no more than it did: `runtime/engine/computed.py`)
     move(
         together,
         base,

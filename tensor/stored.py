@@ -6,8 +6,9 @@ import weakref
 from collections.abc import Iterable
 from typing import Any, Protocol
 
-from manygrad.tensor.uop import UOp
+from manygrad.tensor.uop import Ops, UOp
 from manygrad.tensor.uop.table import Table
+from manygrad.tensor.uop.views import memory
 
 
 class LeafTensor(Protocol):
@@ -59,6 +60,9 @@ class Sources:
 # The graph a stored value was computed by, over what was stored then, and when (the engine's clock): backward() follows
 # it. No graph: what it was computed from has been overwritten since.
 HISTORY: Table[tuple[UOp | None, int]] = Table("history")
+# Why no gradient flows on from a stored value that is no constant: it was computed from leaves that had been written
+# to, or written itself with what has a gradient. Only backward() through it asks; a metric is read as any number.
+ENDED: Table[str] = Table("ended")
 WRITTEN: Table[int] = Table("written")  # when an assignment last wrote here
 SOURCES: Table[Sources] = Table("sources")  # what a gradient does not see, as there is no history
 ORIGIN: Table[UOp] = Table("origin")  # the value that memory is to hold which nothing is stored in yet
@@ -80,12 +84,53 @@ def leaves_before(u: UOp) -> list[Any]:
     return [t for ref in FORMER.get(u) or () if (t := ref()) is not None and t._requires_grad and t.uop is not u]
 
 
+def carries(u: UOp) -> bool:
+    """Whether a gradient can go through `u`: not through what is detached, whole numbers and truths."""
+    return u.op is not Ops.DETACH and not (u.dtype.is_int or u.dtype.is_bool)
+
+
 def has_ended(u: UOp) -> bool:
     """Whether a stored value had a gradient, and has none any more."""
-    return u in HISTORY and HISTORY[u][0] is None
+    return u in ENDED or (u in HISTORY and HISTORY[u][0] is None)
+
+
+def end_alike(new: UOp, old: UOp) -> None:
+    """A stored value has no gradient any more where another one has none."""
+    if old in ENDED:
+        ENDED[new] = ENDED[old]
+    elif has_ended(old):
+        HISTORY[new] = HISTORY[old]
 
 
 def is_overwritten(graph: UOp | None, clock: int) -> bool:
-    """Whether something that a value with this history was computed from has been overwritten since: it has no gradient
-    any more."""
-    return graph is None or any((WRITTEN.get(x) or 0) > clock for x in graph.toposort(lambda x: x not in HISTORY))
+    """Whether something that a value with this history was computed from has been overwritten since, wherever a leaf
+    lies by now: it has no gradient any more."""
+    if graph is None:
+        return True
+    for x in graph.toposort(lambda x: x not in HISTORY):
+        if (WRITTEN.get(x) or 0) > clock:
+            return True
+        # (what was written at the same time, elsewhere, is newer than what was read here)
+        if x in FORMER and any((WRITTEN.get(memory(t.uop)) or -1) >= clock for t in leaves_before(x)):
+            return True
+    return False
+
+
+def has_live_history(u: UOp) -> bool:
+    """Whether a gradient flows on from a stored value, through all that it was computed from. One that has ended holds
+    no graph from then on."""
+    if u not in HISTORY:
+        return False
+    todo, seen = [u], {u}
+    while todo:
+        graph, clock = HISTORY[todo.pop()]
+        if graph is None or is_overwritten(graph, clock):
+            HISTORY[u] = (None, HISTORY[u][1])
+            return False
+        below = [x for x in graph.toposort(lambda x: x not in HISTORY and carries(x)) if carries(x) and x not in seen]
+        if any(x in ENDED for x in below):
+            HISTORY[u] = (None, HISTORY[u][1])
+            return False
+        todo += [x for x in below if x in HISTORY]
+        seen.update(below)
+    return True

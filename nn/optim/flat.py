@@ -22,6 +22,7 @@ from manygrad.tensor.dtype import accumulate_dtype, dtypes
 from manygrad.tensor.engine import engine
 from manygrad.tensor.lock import locked
 from manygrad.tensor.storage import unrealized
+from manygrad.tensor.stored import note_former
 from manygrad.tensor.tensor import Tensor
 from manygrad.tensor.uop import Ops, UOp
 from manygrad.tensor.uop.rewrite import substitute
@@ -203,6 +204,8 @@ class Flat:
         graph = substitute(UOp(Ops.SINK, dtypes.void, tuple(t.uop for t in lazy)), moved)
         for t, u in zip(lazy, graph.src):
             t.uop = u
+        for p in self.params:
+            note_former(p)
         self.attach()
         note_state(self.params)  # (a frozen one, too)
         CHANGES.count += 1

@@ -6,15 +6,29 @@ from collections.abc import Iterable, Iterator
 
 from manygrad.runtime.current import current
 from manygrad.runtime.engine.linear import capture
+from manygrad.runtime.engine.recovery import assigned
 from manygrad.tensor.dtype import dtypes
-from manygrad.tensor.gradient import carries
-from manygrad.tensor.storage import PENDING, TRAINED, unrealized
-from manygrad.tensor.stored import HISTORY, ORIGIN, SOURCES, WRITTEN, Sources, has_ended
+from manygrad.tensor.storage import MEMORY, PENDING, TRAINED, unrealized
+from manygrad.tensor.stored import (
+    ENDED,
+    FORMER,
+    HISTORY,
+    ORIGIN,
+    SOURCES,
+    WRITTEN,
+    Sources,
+    carries,
+    has_ended,
+    leaves_before,
+)
 from manygrad.tensor.tensor import Tensor
 from manygrad.tensor.uop import Ops, UOp, standing_on, toposort
 from manygrad.tensor.uop.rewrite import substitute
 from manygrad.tensor.uop.views import memory, rebased
 from manygrad.tensor.uop.walk import together
+
+WROTE_LEAF = "was computed from a parameter, and read after that had been written to (by an optimiser step, in place)"
+WROTE_VALUE = "was written in place with what has a gradient (x += p, where x = x + p keeps it), and read"
 
 
 def stored_on(device: str | tuple[str, ...] | None, becomes: dict[UOp, UOp]) -> dict[UOp, UOp]:
@@ -69,16 +83,23 @@ def remember(computed: dict[UOp, UOp], becomes: dict[UOp, UOp], overwritten: set
     """A computed value that depends on something trained keeps its graph (over what is stored now), so that
     backward() works after item() or numpy(). One that was made from values overwritten by now remembers just that.
     """
+    trained, flowing = _trained(computed), _flowing(becomes)
+    trained_memory = {assigned(memory(t.uop)) for t in TRAINED} if flowing else set()
     for u, buffer in becomes.items():
         if u.op is Ops.AFTER:
+            if has_ended(buffer):
+                ENDED.setdefault(buffer, WROTE_LEAF)
             HISTORY.pop(buffer)
             SOURCES.pop(buffer)
             ORIGIN.pop(buffer)
             WRITTEN[buffer] = clock
-    trained = _trained(computed)
+            if buffer not in trained_memory:  # (what is assigned to a leaf is its value)
+                _note_writes(u, buffer, flowing)
+        elif u in FORMER:
+            FORMER[buffer] = FORMER[u]
     leaves = {t.uop for t in TRAINED}
     floats = [u for u in computed if u not in leaves and u.dtype.is_float]
-    values = [u for u in floats if u in trained]
+    values = [u for u in floats if u in trained or u in flowing]
     _note_sources([u for u in floats if u not in trained], becomes)
     if not values:
         return
@@ -86,12 +107,19 @@ def remember(computed: dict[UOp, UOp], becomes: dict[UOp, UOp], overwritten: set
         mine = [u for u in values if becomes[u].device == device]
         sources = UOp(Ops.SINK, dtypes.void, tuple(s for u in mine for s in u.src))
         stale = standing_on(
-            [sources], lambda u: u in overwritten or has_ended(u), lambda u: u.op is Ops.AFTER or u in becomes
+            [sources],
+            lambda u: u in overwritten or has_ended(u),
+            lambda u: u.op is Ops.AFTER or u in becomes,
         )
+        is_stale = {u for u in mine if any(s in stale for s in u.src)}
+        ended = standing_on([u for u in mine if u not in trained], is_stale.__contains__, lambda u: not carries(u))
         now = iter(substitute(sources, stored_on(device, becomes)).src)
         for u in mine:
             src = tuple(next(now) for _ in u.src)
-            HISTORY[becomes[u]] = (None if any(s in stale for s in u.src) else u.replace(src=src), clock)
+            if u in ended:
+                ENDED[becomes[u]] = WROTE_LEAF
+            else:
+                HISTORY[becomes[u]] = (None if u in is_stale else u.replace(src=src), clock)
 
 
 def _note_sources(values: list[UOp], becomes: dict[UOp, UOp]) -> None:
@@ -138,6 +166,26 @@ def _earlier(u: UOp) -> Iterator[UOp]:
     while u.op is Ops.AFTER:
         u = u.src[0]
         yield u
+
+
+def _flowing(roots: Iterable[UOp]) -> set[UOp]:
+    """The nodes below `roots` through which a gradient flows, or would, to what a leaf to train is or was."""
+    leaves = {t.uop for t in TRAINED}
+    if not leaves:
+        return set()
+    ends = lambda u: u in leaves or u in HISTORY or u in ENDED or (u in FORMER and bool(leaves_before(u)))  # noqa: E731
+    return {u for u in standing_on(roots, ends, lambda u: not carries(u)) if carries(u)}
+
+
+def _note_writes(u: UOp, buffer: UOp, flowing: set[UOp]) -> None:
+    """What an assignment leaves in memory: more that a gradient would have to flow through, or none of it any more."""
+    for store in u.src[1:]:
+        if store.op is Ops.STORE and store.arg is None:
+            target, value = store.src
+            if value in flowing:
+                ENDED[buffer] = WROTE_VALUE
+            elif target.op in MEMORY and value.op is not Ops.DETACH:
+                ENDED.pop(buffer)
 
 
 def _trained(roots: Iterable[UOp]) -> set[UOp]:

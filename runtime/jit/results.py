@@ -29,7 +29,7 @@ from manygrad.runtime.storage import SPOILED, STORAGE, buffers_of, restore, stor
 from manygrad.tensor.engine import engine
 from manygrad.tensor.grad_mode import enable_grad
 from manygrad.tensor.storage import LIVE, is_stored
-from manygrad.tensor.stored import HISTORY, has_ended
+from manygrad.tensor.stored import HISTORY, end_alike
 from manygrad.tensor.tensor import Tensor
 from manygrad.tensor.uop import UOp
 from manygrad.tensor.uop.views import memory, rebased
@@ -127,8 +127,7 @@ class ResultMemory:
                 storage(node)
             else:
                 self._copy_away(node)
-            if has_ended(old.node):
-                HISTORY[node] = HISTORY[old.node]
+            end_alike(node, old.node)
             self.now = Returned(node, [_as(t, rebased(t.uop, old.node, node)) for t in self._as_made(old)])
         self.spare = old if is_moved else None  # (else the calls write where they did)
         for moves, b in zip(self.moves, self.now.buffers):

@@ -9,8 +9,9 @@ from typing import Any
 from manygrad.tensor.dtype import DType
 from manygrad.tensor.engine import engine
 from manygrad.tensor.grad_mode import set_grad_enabled
+from manygrad.tensor.ops.differentiation import flows_on
 from manygrad.tensor.storage import is_stored
-from manygrad.tensor.stored import HISTORY
+from manygrad.tensor.stored import ENDED, HISTORY, has_live_history
 from manygrad.tensor.tensor import Tensor
 from manygrad.tensor.uop import Ops, UOp
 from manygrad.tensor.uop.shape import Shape, numel
@@ -171,7 +172,7 @@ def is_carried(x: Tensor) -> bool:
     if x._requires_grad:  # (made from another one to train; a new model's are all computed at once)
         if not any(v.op is Ops.CONTIGUOUS and v.arg is not None for v in below if v is not u):
             return False
-    elif x.requires_grad:
+    elif flows_on(u):
         return False
     base = memory(u)  # (a view is stored with all of it)
     return nbytes(base.shape, base.dtype) <= most_carried(below)
@@ -200,8 +201,10 @@ def _kind(u: UOp) -> tuple[Any, ...]:
         chain += (u.op, u.dtype, u.arg)
         u = u.src[0]
     is_plain = u.op is Ops.BUFFER and engine().follows(u.arg.device)
-    if not is_plain or u in HISTORY or not engine().is_realized(u):  # (through HISTORY a gradient flows)
+    if not is_plain or has_live_history(u) or not engine().is_realized(u):
         raise UnknownArgument("a tensor from before the step is not in memory, or with a part of the workers")
+    if u in ENDED or u in HISTORY:  # (of which backward() says that its gradient has ended)
+        chain.append(ENDED)
     return (u.arg.shape, u.arg.dtype, u.arg.device, u.arg.axis, u.arg.bounds, *chain)
 
 

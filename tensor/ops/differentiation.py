@@ -9,12 +9,21 @@ from typing import TYPE_CHECKING, Any
 
 from manygrad.tensor import grad_mode
 from manygrad.tensor.changes import CHANGES
-from manygrad.tensor.gradient import carries, compute_gradients, hooked, with_history
+from manygrad.tensor.gradient import compute_gradients, hooked, with_history
 from manygrad.tensor.hooks import RemovableHandle
 from manygrad.tensor.lock import locked
 from manygrad.tensor.source import LINE
 from manygrad.tensor.storage import LIVE, MEMORY, MOVES, TRAINED, Storage, about_to_change, is_stored
-from manygrad.tensor.stored import FORMER, HISTORY, SOURCES, leaves_before, note_former
+from manygrad.tensor.stored import (
+    ENDED,
+    FORMER,
+    HISTORY,
+    SOURCES,
+    carries,
+    has_live_history,
+    leaves_before,
+    note_former,
+)
 from manygrad.tensor.uop import Ops, UOp
 from manygrad.tensor.uop.views import STEPS, memory
 
@@ -216,11 +225,14 @@ class DifferentiationMixin:
         targets = {u for _, nodes in reached for u in nodes}
         leaves = {t.uop for t in trained} | {u for t, nodes in reached if t._requires_grad for u in nodes}
         grads = compute_gradients(root, self._start(gradient), targets, stored, leaves, hooks)
-        found = [(t, g, grads[nodes[0]]) for t, nodes in reached if (g := _added_up(t, nodes, grads)) is not None]
+        found = [(t, nodes, g) for t, nodes in reached if (g := _added_up(t, nodes, grads)) is not None]
         if create_graph:
-            return [(t, g) for t, g, _ in found]
+            return [(t, g) for t, _, g in found]
         # (no view of another tensor: it may be written to)
-        made = [(t, t._new(UOp(Ops.DETACH, g.dtype, (g.uop,))), u) for t, g, u in found]
+        made = [
+            (t, t._new(UOp(Ops.DETACH, g.dtype, (g.uop,))), next(grads[u] for u in nodes if u in grads))
+            for t, nodes, g in found
+        ]
         for _, new, u in made:
             LINE[new.uop] = LINE.get(u) or "?"  # (the user's line that it is the gradient of)
         return [(t, new) for t, new, _ in made]
@@ -350,9 +362,19 @@ def undetached(u: UOp) -> UOp:
 
 
 def _stands_on(root: UOp, leaves: set[UOp]) -> bool:
-    """Whether a gradient flows from it to any of these, or to a stored value that has one."""
+    """Whether a gradient flows from it to any of these, or to a stored value that has, or had, one."""
     below = root.toposort(carries)
-    return any(u in leaves or (u in HISTORY and carries(u)) or (u in FORMER and leaves_before(u)) for u in below)
+    has = lambda u: u in HISTORY or u in ENDED  # noqa: E731
+    return any(u in leaves or (has(u) and carries(u)) or (u in FORMER and leaves_before(u)) for u in below)
+
+
+def flows_on(root: UOp) -> bool:
+    """Whether a gradient flows from a value to a leaf: not where all of them have been written to since."""
+    leaves = {t.uop for t in TRAINED}
+    return any(
+        u in leaves or (carries(u) and (has_live_history(u) or (u in FORMER and bool(leaves_before(u)))))
+        for u in root.toposort(carries)
+    )
 
 
 def _reached(wanted: Sequence[Tensor], now: dict[UOp, UOp], below: Collection[UOp]) -> list[tuple[Tensor, list[UOp]]]:

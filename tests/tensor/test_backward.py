@@ -10,8 +10,7 @@ import pytest
 
 from manygrad import GlobalCounters, Tensor, autograd, nn, no_grad
 from manygrad.runtime.engine import computed
-from manygrad.tensor.gradient import carries
-from manygrad.tensor.stored import SOURCES
+from manygrad.tensor.stored import SOURCES, carries
 
 
 def test_gradients_add_up_until_they_are_cleared() -> None:
@@ -82,11 +81,13 @@ def test_backward_after_the_value_was_read(look: Callable[[Tensor], object]) -> 
 
 
 def test_a_written_value_has_no_history() -> None:
-    """A running sum of losses: its graph is not the one that its storage was first made of."""
+    """A running sum of losses: its graph is not the one that its storage was first made of, nor is it a constant."""
     w = Tensor([2.0], requires_grad=True)
     total = (w * 1).realize()
     total.assign(total + 5).realize()
-    (total * w).sum().backward()
+    with pytest.raises(RuntimeError, match="written in place with what has a gradient"):
+        (total * w).sum().backward()
+    (total.detach() * w).sum().backward()
     assert w.grad.tolist() == [7.0]  # type: ignore[union-attr]
 
 

@@ -308,3 +308,127 @@ def test_what_was_read_and_is_detached_elsewhere_has_its_gradient(seed: int) -> 
 
     for got, want in zip(gradients(True), gradients(False)):
         np.testing.assert_allclose(got, want, rtol=1e-9)
+
+
+def test_a_leaf_that_was_written_twice_and_is_read_detached_of_before() -> None:
+    p, c = leaf(1, 2), Tensor([3.0, 4.0])
+    h = p * c
+    with no_grad():
+        p.mul_(0.5)
+    x = p.sum() * h.detach()
+    with no_grad():
+        p.mul_(0.5)
+    x.sum().backward()  # (of the three nodes that p was, the second has a gradient)
+    assert of(p) == [11, 11]
+
+
+# *** values whose leaves were written to ***
+
+
+def _lazily_over_a_write(w: Tensor, opt: Any) -> Tensor:
+    h = w * w
+    with no_grad():
+        w.clamp_(max=1.5)
+    h.tolist()
+    return h
+
+
+def _kept_over_a_step(w: Tensor, opt: Any) -> Tensor:
+    kept = (w * 3).sin()
+    w.sum().backward()
+    opt.step()
+    kept.tolist()
+    return kept
+
+
+def _carried_state(w: Tensor, opt: Any) -> Tensor:
+    h = Tensor([1.0, 1.0])
+    for _ in range(3):
+        h = (h * w).tanh()
+        opt.zero_grad()
+        w.sum().backward()
+        opt.step()
+    return h
+
+
+def _written_in_place(w: Tensor, opt: Any) -> Tensor:
+    x = Tensor([1.0, 2.0])
+    x += w
+    x.tolist()
+    return x
+
+
+def _computed_of_such_a_one(w: Tensor, opt: Any) -> Tensor:
+    y = _kept_over_a_step(w, opt) * 2
+    y.tolist()
+    return y
+
+
+def _written_in_part_since(w: Tensor, opt: Any) -> Tensor:
+    x = _written_in_place(w, opt)
+    with no_grad():
+        x[0] = 5
+    x.tolist()
+    return x
+
+
+ENDED = [
+    f for name, f in sorted(globals().items()) if name.startswith("_") and callable(f) and f.__module__ == __name__
+]
+
+
+@pytest.mark.parametrize("follow", [0, 1])
+@pytest.mark.parametrize("made", ENDED, ids=lambda f: f.__name__)
+def test_a_gradient_that_ended_is_no_constant(made: Callable[[Tensor, Any], Tensor], follow: int) -> None:
+    """It counted as one, without a word. What is detached is one, and so is memory that was filled anew."""
+    with Context(FOLLOW=follow):
+        w, q = leaf(1, 2), leaf(1, 2)
+        ended = made(w, nn.optim.SGD([w], lr=0.1))
+        values = ended.tolist()
+        w.grad = None
+        with pytest.raises(RuntimeError, match="written .*backward.*detach"):
+            (ended * q + w).sum().backward()
+        assert (of(w), of(q)) == (None, None)
+        (ended.detach() * q + (ended > -9).cast("float32") * w).sum().backward()
+        assert (of(w), of(q)) == ([1, 1], values)
+        with no_grad():  # (past the gradient)
+            ended.copy_(Tensor([0.0, 1.0]))
+        ended.detach().mul_(2)
+        assert ended.tolist() == [0, 2] and ended.requires_grad
+        with pytest.raises(RuntimeError, match="written .*backward.*detach"):
+            (ended * q).sum().backward()
+        ended.copy_(Tensor([3.0, 4.0]))
+        ended.tolist()
+        (ended * q).sum().backward()
+        np.testing.assert_allclose(of(q), [values[0] + 3, values[1] + 4])
+
+
+def test_a_state_that_is_no_longer_detached_in_a_replayed_loop() -> None:
+    w, h = leaf(1, 2), Tensor([1.0, 1.0])
+    opt = nn.optim.SGD([w], lr=0.01)
+    for step in range(14):
+        opt.zero_grad()
+        s = (h * w).tanh()
+        loss = s.sum()
+        if step == 12:
+            with pytest.raises(RuntimeError, match="was computed from a parameter"):
+                loss.backward()
+            return
+        loss.backward()
+        opt.step()
+        h = s.detach() if step < 11 else s
+    raise AssertionError("never reached")
+
+
+def test_sums_of_losses_are_read_and_begun_anew_in_a_replayed_loop() -> None:
+    w, total = leaf(1, 2), Tensor(0.0)
+    opt = nn.optim.SGD([w], lr=0.25)
+    for step in range(12):
+        opt.zero_grad()
+        loss = (w * w).sum()
+        loss.backward()
+        opt.step()
+        total += loss
+        if step % 3 == 2:
+            assert total.item() == 5 * sum(0.25**k for k in range(step - 2, step + 1))
+            total.zero_()

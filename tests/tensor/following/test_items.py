@@ -75,7 +75,7 @@ def run(how: str) -> list[Any]:
         if how in AFTER and (changed := AFTER[how](b, h)) is not None:
             h = changed
         loss = F.cross_entropy(h, b.y, ignore_index=-100) + weight.square().sum()
-        if i % 2:
+        if i % 2 and how != "a trained value":  # (which a read makes numbers of)
             found.append(loss.item())
         loss.backward()
         optimizer.step()
