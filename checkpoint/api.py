@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from manygrad.checkpoint.index import NAME
-from manygrad.checkpoint.memory import Loaded, SnapshotMemory, snapshot
+from manygrad.checkpoint.memory import Loaded, SnapshotMemory, is_shared, snapshot
 from manygrad.checkpoint.reader import CheckpointReader, committed, is_checkpoint
 from manygrad.checkpoint.remote_writer import RemoteAttempt
 from manygrad.checkpoint.store import is_remote, location
@@ -62,16 +62,20 @@ def whole_step(step: Any) -> int:
 def taken(state: Any, step: int, memory: SnapshotMemory | None = None) -> Snapshot:
     """The state in host memory, of what this rank is to write; a copy in `memory`, if the state may change."""
     step = whole_step(step)
-    tree, tensors, copies = flatten(state)
+    tree, tensors, copies, differs = flatten(state)
+    differs = differs and current().world.size > 1
+    own = {name for name, t in tensors.items() if differs and not is_shared(t)}
     codes = {}
     for name, t in tensors.items():
         dtype = t.dtype if isinstance(t, Tensor) else to_dtype(str(t.dtype))
         if dtype not in NAMES:
             raise TypeError(f"save: {name} is {dtype.name}, which safetensors files do not have; cast it first")
         codes[name] = NAMES[dtype]
-    parts = snapshot(tensors, copies, memory)
+    parts = snapshot(tensors, copies, own, memory)
     saved = {n: (codes[n], tuple(t.shape), *parts[n]) for n, t in tensors.items()}
-    return Snapshot(current().world.rank, step, tree, saved, is_copy=memory is not None)
+    size = current().world.size
+    saved |= {n: (codes[n], (size, *tensors[n].shape), *parts[n]) for n in own}
+    return Snapshot(current().world.rank, step, tree, saved, frozenset(own), differs, is_copy=memory is not None)
 
 
 def load(folder: Folder, state: Any) -> Any:
@@ -94,7 +98,7 @@ def load(folder: Folder, state: Any) -> Any:
 
 def read(reader: CheckpointReader, state: Any) -> Any:
     """What is to be loaded into `state`, in host memory, with a `Loaded` for each tensor."""
-    check_keys(reader.index["state"], state)
+    check_keys(reader.state, state)
 
     def tensor(name: str, here: Any, array: bool) -> Any:
         shape, dtype = reader.about(name)
@@ -102,7 +106,7 @@ def read(reader: CheckpointReader, state: Any) -> Any:
             return reader.read(name, tuple((0, d) for d in shape))
         return Loaded(here, shape, dtype, lambda box: reader.read(name, box))
 
-    return unflatten(reader.index["state"], state if state is not None else MISSING, tensor)
+    return unflatten(reader.state, state if state is not None else MISSING, tensor)
 
 
 def placed(x: Any) -> Any:

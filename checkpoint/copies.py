@@ -247,7 +247,7 @@ class CopiesReader(CheckpointReader):
         self.index = merged(pieces, found.step, pieces[0]["state"])
         self.wanted: dict[str, list[tuple[Bounds, np.ndarray]]] = {}
 
-    def read(self, name: str, box: Bounds) -> np.ndarray:
+    def _read(self, name: str, box: Bounds) -> np.ndarray:
         out = np.empty([b - a for a, b in box], CODES[self.index["tensors"][name]["dtype"]].np)
         self.wanted.setdefault(name, []).append((box, out))
         return out

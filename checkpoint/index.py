@@ -5,6 +5,9 @@
      "tensors": {"w": {"dtype": "F32", "shape": [4, 2], "parts": [
          {"start": [0, 0], "shape": [2, 2], "file": "part-00000.safetensors", "offset": 104, "crc32": [2]}]}}}}
 
+Where each worker has a state of its own (DiLoCo), "states" has that of each rank beside "state", and a tensor that is
+{..., "by_rank": true} has a row for each. Rank r of a run on another number of workers takes those of rank r modulo it.
+
 Each part has a CRC-32 for every CHUNK bytes, so that who needs some rows reads and checks these chunks alone.
 """
 
@@ -89,10 +92,11 @@ def merged(pieces: list[dict[str, Any]], step: int, state: Any) -> dict[str, Any
     """The index of what all ranks have written. CheckpointError where parts of a tensor lack, or ranks differ."""
     files: dict[str, Any] = {}
     tensors: dict[str, Any] = {}
+    states = [piece["state_of_rank"] for piece in pieces if "state_of_rank" in piece]
     for piece in pieces:
         files |= piece["files"]
         for name, t in piece["tensors"].items():
-            mine = tensors.setdefault(name, {"dtype": t["dtype"], "shape": t["shape"], "parts": []})
+            mine = tensors.setdefault(name, {**t, "parts": []})
             if (mine["dtype"], mine["shape"]) != (t["dtype"], t["shape"]):
                 raise CheckpointError(
                     f"tensor {name!r} is {mine['dtype']} {mine['shape']} on one rank and {t['dtype']} {t['shape']} on "
@@ -106,4 +110,5 @@ def merged(pieces: list[dict[str, Any]], step: int, state: Any) -> dict[str, Any
                 f"the ranks have not written each element of tensor {name!r} of shape {t['shape']} once, but "
                 f"{[p['shape'] for p in t['parts']]}; every rank must save the same state"
             )
-    return {"format": FORMAT, "step": step, "state": state, "files": files, "tensors": tensors}
+    index = {"format": FORMAT, "step": step, "state": state, "files": files, "tensors": tensors}
+    return index | ({"states": states} if states else {})

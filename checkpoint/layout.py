@@ -4,6 +4,7 @@ cut over devices                     each device's part, by its worker
 copies, of 1 MiB and more            rows divided among the workers that have one
 copies of less                       whole, by the worker that has the least to write so far
 on one device of a named worker      whole, by that worker
+of each worker's own (DiLoCo)        whole, by each: the rows of a tensor that has a row for each worker
 """
 
 from __future__ import annotations

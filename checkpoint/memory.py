@@ -33,6 +33,17 @@ def layout_of(t: Tensor | np.ndarray) -> TensorLayout:
     return TensorLayout(t.shape, t.dtype.itemsize, (world.rank_of(t.device),) if named else tuple(range(world.size)))
 
 
+def is_shared(t: Tensor | np.ndarray) -> bool:
+    """Whether a tensor lies where its device says, and not on each worker's own one."""
+    return isinstance(t, Tensor) and (isinstance(t.device, tuple) or "@" in t.device)
+
+
+def layout_of_own(t: Tensor | np.ndarray) -> TensorLayout:
+    """How a tensor lies of which each worker has one of its own: as rows of one with a row for each."""
+    n = current().world.size
+    return TensorLayout((n, *t.shape), t.dtype.itemsize, tuple(range(n)), 0, tuple(range(n + 1)))
+
+
 class SnapshotMemory:
     """Where the parts of a snapshot are copied to. It is kept for the next one, whose copies find its pages there."""
 
@@ -51,11 +62,14 @@ class SnapshotMemory:
 
 
 def snapshot(
-    tensors: dict[str, Tensor | np.ndarray], copies: set[str], memory: SnapshotMemory | None = None
+    tensors: dict[str, Tensor | np.ndarray],
+    copies: set[str],
+    own_ones: set[str],
+    memory: SnapshotMemory | None = None,
 ) -> dict[str, tuple[list[TensorPart], list[np.ndarray]]]:
     """By name: who writes which parts, and this rank's own ones: copies in `memory`, so that training may go on, or,
     without it, where they lie. What is lazy, or a view, is computed first, by all that hold it; `copies` are not copied
-    again. Cost: a pass over memory, or none."""
+    again, of `own_ones` each worker writes its own. Cost: a pass over memory, or none."""
     # (asked once: by what is computed here, or in another thread, a lazy value becomes a stored one)
     lazy = {
         name: t.detach().clone()
@@ -66,14 +80,14 @@ def snapshot(
         first, *others = lazy.values()
         first.realize(*others)
     rank = current().world.rank
-    divided = divide([layout_of(t) for t in tensors.values()])
+    divided = divide([layout_of_own(t) if name in own_ones else layout_of(t) for name, t in tensors.items()])
     own: list[np.ndarray] = []
     changing: list[int] = []  # which of them others may write to meanwhile
     for (name, t), parts in zip(tensors.items(), divided):
         is_copy = name in lazy or name in copies
         for p in parts:
             if p.owner == rank:
-                array, lies_there = _part(lazy.get(name, t), p.box)
+                array, lies_there = _part(lazy.get(name, t), p.box[1:] if name in own_ones else p.box)
                 if lies_there and not is_copy:
                     changing.append(len(own))
                 own.append(array)

@@ -14,6 +14,7 @@ from manygrad.checkpoint.layout import Bounds, common, size, within
 from manygrad.checkpoint.store import is_remote, store_of
 from manygrad.errors import CheckpointError
 from manygrad.nn.state.safetensors import CODES
+from manygrad.runtime.current import current
 from manygrad.tensor.dtype import DType
 
 COMMITTED = re.compile(r"step-(\d{8,})(?:\.(\d+))?")
@@ -69,12 +70,26 @@ class CheckpointReader:
         self.folder, self.store = folder, store_of(folder)
         self.index: dict[str, Any] = read_index(folder)
 
+    @property
+    def state(self) -> Any:
+        """The state as JSON, without its tensors; of what differs by rank that of one for this rank."""
+        states = self.index.get("states")
+        return states[current().world.rank % len(states)] if states else self.index["state"]
+
     def about(self, name: str) -> tuple[tuple[int, ...], DType]:
         t = self.index["tensors"][name]
-        return tuple(t["shape"]), CODES[t["dtype"]]
+        return tuple(t["shape"][1:] if t.get("by_rank") else t["shape"]), CODES[t["dtype"]]
 
     def read(self, name: str, box: Bounds) -> np.ndarray:
-        """The elements `box` of a tensor, from those chunks of files which have some of their rows."""
+        """The elements `box` of a tensor, of what differs by rank from the row for this rank."""
+        t = self.index["tensors"][name]
+        if not t.get("by_rank"):
+            return self._read(name, box)
+        row = current().world.rank % t["shape"][0]
+        return self._read(name, ((row, row + 1), *box)).reshape([b - a for a, b in box])
+
+    def _read(self, name: str, box: Bounds) -> np.ndarray:
+        """The elements `box` of what is saved, from those chunks of files which have some of their rows."""
         t = self.index["tensors"][name]
         out = np.empty([b - a for a, b in box], CODES[t["dtype"]].np)
         found = 0

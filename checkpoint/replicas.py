@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from manygrad.checkpoint.memory import is_shared
 from manygrad.checkpoint.tree import flatten
 from manygrad.errors import ReplicasDiffer
 from manygrad.runtime.agreement.agreement import digest, values_may_differ
@@ -29,9 +30,10 @@ def check_replicas(state: Any, step: int | None = None) -> None:
     must call it.
 
     `state`: what `checkpoint.save` takes. A tensor on a worker's own device, and an array, is taken to be the same on
-    all workers; what is cut over devices has no copies, and is not looked at. The error names the first tensor that
-    differs, and who has other bits than most. No launcher is asked. Cost: a pass over the copies in memory, and a
-    gather of 8 bytes a device; once they differ, of 8 bytes a tensor and device.
+    all workers, but where a DiLoCo is in the state, whose workers go ways of their own between outer steps: then only
+    what lies on devices of all of them is compared. What is cut over devices has no copies, and is not looked at. The
+    error names the first tensor that differs, and who has other bits than most. No launcher is asked. Cost: a pass over
+    the copies in memory, and a gather of 8 bytes a device; once they differ, of 8 bytes a tensor and device.
     """
     names, own = [], []
     for name, t, parts in _copies(state):
@@ -76,7 +78,8 @@ def _odd(who: Sequence[str], digests: Sequence[int]) -> str:
 def _copies(state: Any) -> list[tuple[str, Tensor | np.ndarray, dict[str, Buffer | np.ndarray]]]:
     """(name, tensor, this worker's copies of it by device) of all that every worker has a copy of."""
     world = current().world
-    tensors = flatten(state)[1]
+    flat = flatten(state)
+    tensors = {name: t for name, t in flat.tensors.items() if not flat.differs_by_rank or is_shared(t)}
     held = {}
     for name, t in tensors.items():
         if isinstance(t, np.ndarray) or not t.numel() or not _is_copied(t):

@@ -8,10 +8,11 @@ A dict's keys (an optimiser's are numbers) and the difference of lists and tuple
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from manygrad.nn.optim.diloco import StateOfOneWorker
 from manygrad.nn.optim.optimizer import Optimizer
 from manygrad.nn.state import get_state_dict, load_state_dict
 from manygrad.tensor.tensor import Tensor
@@ -30,11 +31,21 @@ def state_of(x: Any) -> Any:
     return get_state_dict(x) or x
 
 
-def flatten(state: Any) -> tuple[Any, dict[str, Tensor | np.ndarray], set[str]]:
-    """(JSON, tensors by name, names of those that are copies, which an optimiser made for us). TypeError names a value
-    that is neither plain nor has a state."""
+class FlatState(NamedTuple):
+    """JSON, tensors by name, names of those that are copies, which an optimiser made for us, and whether each worker
+    has a state of its own."""
+
+    tree: Any
+    tensors: dict[str, Tensor | np.ndarray]
+    copies: set[str]
+    differs_by_rank: bool
+
+
+def flatten(state: Any) -> FlatState:
+    """Takes a state apart. TypeError names a value that is neither plain nor has a state."""
     tensors: dict[str, Tensor | np.ndarray] = {}
     copies: set[str] = set()
+    own: list[str] = []  # where something is that each worker has of its own
 
     def named(path: str, t: Tensor | np.ndarray, copied: bool) -> str:
         name = path or "state"
@@ -56,6 +67,8 @@ def flatten(state: Any) -> tuple[Any, dict[str, Tensor | np.ndarray], set[str]]:
         if isinstance(x, np.ndarray):
             return {"array": named(path, x, copied)}
         if isinstance(x, dict):
+            if isinstance(x, StateOfOneWorker):
+                own.append(path)
             if odd := [k for k in x if not isinstance(k, (str, int))]:
                 raise TypeError(f"save: {path or 'the state'} has the key {odd[0]!r}; keys are text or whole numbers")
             return {"dict": [[k, visit(v, f"{below}{k}", copied or made(given, k))] for k, v in x.items()]}
@@ -71,7 +84,8 @@ def flatten(state: Any) -> tuple[Any, dict[str, Tensor | np.ndarray], set[str]]:
             "dicts, lists and tuples of them, and objects with state_dict()"
         )
 
-    return visit(state, ""), tensors, copies
+    tree = visit(state, "")
+    return FlatState(tree, tensors, copies, bool(own))
 
 
 class LikeParameter:

@@ -45,12 +45,15 @@ _ATTEMPT = re.compile(r"step-\d+\.(.+)\.(\d+)\.tmp")
 @dataclass(frozen=True)
 class Snapshot:
     """What a rank will write: of each tensor code of its type, shape, parts, and arrays of the rank's own parts.
-    `is_copy`: nobody else writes to these arrays."""
+    `own`: names of those that are rows, one for each rank. `differs`: so does the state by rank. `is_copy`: nobody else
+    writes to these arrays."""
 
     rank: int
     step: int
     state: Any
     tensors: dict[str, tuple[str, tuple[int, ...], list[TensorPart], list[np.ndarray]]]
+    own: frozenset[str] = frozenset()
+    differs: bool = False
     is_copy: bool = True
 
     @cached_property
@@ -65,8 +68,10 @@ class Snapshot:
         for name, (code, shape, parts, own) in self.tensors.items():
             boxes = [p.box for p in parts if p.owner == self.rank]
             about = tensors[name] = {"dtype": code, "shape": list(shape), "parts": []}
+            if name in self.own:
+                about["by_rank"] = True
             for box, array in zip(boxes, own):
-                start, dims = [a for a, _ in box], [b - a for a, b in box]
+                start, dims = [a for a, _ in box], [b - a for a, b in box]  # (the array of a row lacks its dim)
                 whole = tuple(dims) == tuple(shape)
                 key = name if whole else f"{name}[{', '.join(f'{a}:{b}' for a, b in box)}]"
                 header[key] = {"dtype": code, "shape": dims, "data_offsets": [offset, offset + array.nbytes]}
@@ -79,7 +84,8 @@ class Snapshot:
         for part, _ in arrays:
             part["offset"] += len(head)
         files = {file: {"nbytes": len(head) + offset, "header": len(head), "crc32": crc32(head)}}
-        return head, arrays, {"files": files, "tensors": tensors}
+        about_all = {"files": files, "tensors": tensors}
+        return head, arrays, about_all | ({"state_of_rank": self.state} if self.differs else {})
 
     def part_file(self, write: Callable[[memoryview], object]) -> dict[str, Any]:
         """Gives the bytes of the file that the rank writes to `write`, one chunk after the other, and returns its

@@ -21,6 +21,11 @@ def _devices() -> tuple[str, ...]:
     return tuple(world.devices)
 
 
+class StateOfOneWorker(dict[str, Any]):
+    """A state of which each worker has one of its own. Where a checkpoint has such a part, what lies on the workers'
+    own devices is saved by each of them, and not taken to be the same on all."""
+
+
 class DiLoCo:
     """Each worker takes `every` steps of `inner` on its own copy of the parameters and its own data; then all take one
     step of Nesterov's SGD on the mean of what they have moved (Douillard et al., arXiv 2311.08105).
@@ -32,8 +37,9 @@ class DiLoCo:
     float32 and rounded once). Parameters lie on the worker's own device, not over `world.devices`, and begin alike on
     all workers, which is checked. The inner states stay each worker's own.
 
-    Save after an outer step, as `Checkpointer(..., every=)` of a multiple of `every` does: a checkpoint has θ, v, and
-    the inner state of one worker. Not for a TinyJit, which would count one step for ever: capture what it needs before.
+    It may be saved at any step: a checkpoint has θ, v, and of each worker its parameters, inner state and all else that
+    lies on its own device; on another number of workers each takes those of one, whole (rank r those of rank r modulo
+    the number that saved). Not for a TinyJit, which would count one step for ever: capture what it needs before.
     """
 
     def __init__(self, inner: Optimizer, every: int = 100, lr: float = 0.7, momentum: float = 0.9,
@@ -94,7 +100,7 @@ class DiLoCo:
                     outer.assign(outer - (d + moved * self.momentum if self.nesterov else moved) * self.lr),
                 ]
             todo[0].realize(*todo[1:])
-            self._take_over()
+            self._take_over(self.outer)
 
     def _mean_delta(self, own: Tensor, outer: Tensor) -> Tensor:
         devices = _devices()
@@ -109,17 +115,20 @@ class DiLoCo:
             total = total._op(Ops.WIRE, arg=self.delta_dtype.name)
         return total / len(devices)
 
-    def _take_over(self) -> None:
-        """The parameters become θ."""
-        todo = [p.detach().assign(t.to(p.device)) for p, t in zip(self.inner.params, self.outer)]
+    def _take_over(self, values: list[Tensor]) -> None:
+        """The parameters become these."""
+        todo = [p.detach().assign(t.detach().to(p.device)) for p, t in zip(self.inner.params, values)]
         todo[0].realize(*todo[1:])
 
     def state_dict(self) -> dict[str, Any]:
-        outer = {"steps": self.steps, "outer": list(self.outer), "velocity": list(self.velocity)}
-        return {**outer, "inner": self.inner.state_dict()}
+        """`own`: this worker's parameters, between outer steps."""
+        own = [p.detach() for p in self.inner.params] if self.steps % self.every else []
+        outer = {"steps": self.steps, "outer": list(self.outer), "velocity": list(self.velocity), "own": own}
+        return StateOfOneWorker(outer, inner=self.inner.state_dict())
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes over θ, v and the inner state; the parameters become θ."""
+        """Takes over θ, v and the inner state; the parameters become those that were saved between outer steps, else
+        θ."""
         self.inner.load_state_dict(state_dict["inner"])
         self.steps = int(state_dict["steps"])
         with at_once():
@@ -129,4 +138,4 @@ class DiLoCo:
                 todo = [t.assign(s.detach()._shard_like(t) if isinstance(t.device, tuple) else s.detach().to(t.device))
                         for t, s in zip(mine, saved)]  # fmt: skip
                 todo[0].realize(*todo[1:])
-            self._take_over()
+            self._take_over(state_dict.get("own") or self.outer)
