@@ -6,8 +6,9 @@
         checkpoints.step(step + 1)
 
 A save is a pipeline: `tree.py` takes the state apart, `layout.py` says which rank writes which part of each tensor,
-`memory.py` copies these parts, `writer.py` writes and commits them (`remote_writer.py` to remote storage). Loading goes
-the other way, through `reader.py`. `copies.py` keeps them in the workers' memory, too, for the next attempt.
+`memory.py` copies these parts, `writer.py` writes and commits them (`remote_writer.py` to remote storage), `pruning.py`
+removes older ones. Loading goes the other way, through `reader.py`. `copies.py` keeps them in the workers' memory, too,
+for the next attempt.
 """
 
 from manygrad.checkpoint.api import load, save

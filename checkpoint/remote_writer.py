@@ -16,9 +16,10 @@ from contextlib import suppress
 
 from manygrad.checkpoint.disk_errors import errors_of
 from manygrad.checkpoint.index import NAME, encode, merged, read_index
+from manygrad.checkpoint.pruning import to_be_removed
 from manygrad.checkpoint.reader import Saved, committed
 from manygrad.checkpoint.store import RemoteStore, remote_store
-from manygrad.checkpoint.writer import Attempt, Snapshot, part_name, to_be_removed
+from manygrad.checkpoint.writer import Attempt, Snapshot, part_name
 from manygrad.errors import CheckpointError, OtherRankFailed
 
 DONE = "committed"

@@ -32,7 +32,8 @@ import numpy as np
 from manygrad.checkpoint.disk_errors import errors_of
 from manygrad.checkpoint.index import CHUNK, NAME, checksums, encode, merged
 from manygrad.checkpoint.layout import TensorPart
-from manygrad.checkpoint.reader import CheckpointReader, Saved, committed
+from manygrad.checkpoint.pruning import prune
+from manygrad.checkpoint.reader import committed
 from manygrad.errors import CheckpointError, OtherRankFailed
 
 PIECE = 8 * CHUNK  # bytes that are written before the disk is asked to begin with them
@@ -274,38 +275,6 @@ def make_and_hold(folder: str, stack: ExitStack) -> int:
             if os.stat(folder).st_ino == inode:
                 return inode
     raise FileNotFoundError(errno.ENOENT, "it is taken away again and again", folder)
-
-
-def prune(folder: str, keep: int, new: str = "") -> None:
-    """Removes all but the newest `keep` whole checkpoints, and `new`, which was just made, perhaps of an earlier step;
-    nothing while the newest one cannot be read back."""
-    for saved in to_be_removed(folder, keep):
-        if saved.path == new:
-            continue
-        away = os.path.join(folder, f"{os.path.basename(saved.path)}.removed.0.tmp")
-        os.rename(saved.path, away)  # at once, so that a half is never taken for a checkpoint
-        shutil.rmtree(away)
-
-
-def to_be_removed(folder: str, keep: int, verify: bool = True) -> list[Saved]:
-    """Older checkpoints than the newest `keep` whole ones. With `verify` the newest one is read back."""
-    found = committed(folder)
-    if len(found) <= keep:
-        return []
-    whole = 0
-    for i, saved in enumerate(found):
-        if whole >= keep:
-            return found[i:]
-        try:
-            reader = CheckpointReader(saved.path)
-            if i == 0 and verify:
-                reader.verify()
-            whole += 1
-        except CheckpointError as e:
-            warnings.warn(f"{e}; older checkpoints than keep={keep} stay", stacklevel=3)
-            if i == 0:
-                return []
-    return []
 
 
 def _sizes(folder: str) -> dict[str, int]:
