@@ -20,6 +20,7 @@ from manygrad.checkpoint.reader import REVISIONS, CheckpointReader, Saved, commi
 from manygrad.checkpoint.replicas import check_replicas
 from manygrad.checkpoint.store import location
 from manygrad.checkpoint.tree import put
+from manygrad.checkpoint.turns import turns_of
 from manygrad.errors import CheckpointError, Preempted, ReplicasDiffer
 from manygrad.runtime.agreement.agreement import values_may_differ
 from manygrad.runtime.current import current
@@ -78,6 +79,8 @@ class Checkpointer:
         self._thread: ScopedThread | None = None
         self._error: CheckpointError | None = None
         self._saved = -1  # the step of the last one that was committed
+        if self.folder is not None:
+            turns_of(current().communication).enter(self)
         if asynchronous:
             atexit.register(_finish, weakref.ref(self))  # the process ends after the save
 
@@ -85,7 +88,7 @@ class Checkpointer:
 
     def step(self, step: int) -> None:
         """`step` steps are done: saves if it is time. Every rank must call it. Where the launcher or a worker got
-        SIGTERM, saves, and ends the script by `Preempted`."""
+        SIGTERM, saves, and ends the script by `Preempted`, once all Checkpointers of a loop have done so."""
         step = whole_step(step)
         if self.check_every is not None and step % self.check_every == 0:
             try:
@@ -97,8 +100,10 @@ class Checkpointer:
                 raise
         if self.folder is None:
             return
-        hooks = current().communication.hooks
-        ends = hooks is not None and hooks.at_step(step)
+        hooks, turns = current().communication.hooks, turns_of(current().communication)
+        if turns.begin(self):
+            raise Preempted("; ".join(turns.told))
+        ends = turns.ends or (hooks is not None and hooks.at_step(step))
         if ends or step % self.every == 0:
             self.save(step)
         elif self.memory_every and step % self.memory_every == 0:
@@ -106,7 +111,8 @@ class Checkpointer:
         if ends:
             self.finish()
             what = "is saved" if self._saved == step else "could not be saved"
-            raise Preempted(f"step {step} {what} in {self.folder}")
+            if turns.end(self, f"step {step} {what} in {self.folder}"):
+                raise Preempted("; ".join(turns.told))
 
     def save(self, step: int) -> None:
         """Saves now. Every rank must call it."""

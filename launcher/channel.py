@@ -220,14 +220,16 @@ class Channel:
         the whole training's."""
         return self.epoch.training.step(self.steps())
 
-    def at_step(self, epoch: RankEpoch, step: int) -> None:
-        """So many whole steps are done, says a Checkpointer: from now on this rank can save when it gets SIGTERM."""
+    def at_step(self, epoch: RankEpoch, step: int, resumed: bool = False) -> None:
+        """So many whole steps are done, says a Checkpointer: from now on this rank can save when it gets SIGTERM. Of
+        several that count otherwise (steps, epochs) the one that is furthest counts, unless one has `resumed`."""
         training = epoch.training
         if training.steps_done is None and threading.current_thread() is threading.main_thread():
             if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
                 signal.signal(signal.SIGTERM, self._terminate)
         with self.changed:
-            training.steps_done, training.counted_then = step, self.steps()
+            if resumed or training.steps_done is None or step >= training.steps_done:
+                training.steps_done, training.counted_then = step, self.steps()
             self._tell_step(epoch)
 
     def _tell_step(self, epoch: RankEpoch) -> None:

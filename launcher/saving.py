@@ -14,7 +14,7 @@ from .channel import Channel, RankEpoch
 
 def resumed(channel: Channel, epoch: RankEpoch, step: int) -> None:
     """The training begins after so many steps."""
-    channel.at_step(epoch, step)
+    channel.at_step(epoch, step, resumed=True)
 
 
 def at_step(channel: Channel, epoch: RankEpoch, step: int) -> bool:

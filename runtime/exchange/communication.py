@@ -72,6 +72,7 @@ class Communication:
     compared: dict[int, int] = field(default_factory=dict)  # plan -> the last round in which its values were compared
     checks: int = 0  # calls of `assert_equal`
     saves: int = 0  # attempts to save a checkpoint: ranks make the same ones
+    turns: Any = field(default=None, compare=False)  # of the Checkpointers (`checkpoint/turns.py`)
     meetings: int = 0  # of all ranks, before what ends a trace of a plain loop
     has_loops: bool = False  # plain loops that communicate were met
     why_left: str = ""  # not empty once this process communicates no more
