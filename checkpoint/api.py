@@ -9,7 +9,7 @@ from typing import Any
 
 from manygrad.checkpoint.index import NAME
 from manygrad.checkpoint.memory import Loaded, SnapshotMemory, is_shared, snapshot
-from manygrad.checkpoint.reader import CheckpointReader, committed, is_checkpoint
+from manygrad.checkpoint.reader import CheckpointReader, is_checkpoint, newest_first
 from manygrad.checkpoint.remote_writer import RemoteAttempt
 from manygrad.checkpoint.store import is_remote, location
 from manygrad.checkpoint.tree import MISSING, check_keys, flatten, put, unflatten
@@ -88,7 +88,7 @@ def load(folder: Folder, state: Any) -> Any:
     """
     folder = location(folder)
     if not is_checkpoint(folder):
-        if not (found := committed(folder)):
+        if not (found := newest_first(folder)):
             raise CheckpointError(
                 f"{folder} has no {NAME}, so it is no checkpoint, nor are there any in it; look for its path"
             )

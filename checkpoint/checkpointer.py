@@ -16,7 +16,7 @@ import numpy as np
 from manygrad.checkpoint.api import Folder, attempt, placed, read, taken, whole_step
 from manygrad.checkpoint.copies import Copies
 from manygrad.checkpoint.memory import SnapshotMemory
-from manygrad.checkpoint.reader import REVISIONS, CheckpointReader, Saved, committed
+from manygrad.checkpoint.reader import REVISIONS, CheckpointReader, Saved, newest_first
 from manygrad.checkpoint.replicas import check_replicas
 from manygrad.checkpoint.store import location
 from manygrad.checkpoint.tree import put
@@ -197,7 +197,7 @@ class Checkpointer:
         """None where nothing is there, or not the newest."""
         if not self._copies.are_kept or self.memory_every == 0 or (found := self._copies.newest()) is None:
             return None
-        if not found.is_last and (saved := self.newest()) is not None and saved.step > found.step:
+        if not found.is_last and (saved := self.newest()) is not None and saved.done > found.step:
             return None
         reader = self._copies.reader(found)
         state = {**self.state, RNG: _RandomState()}
@@ -227,7 +227,7 @@ class Checkpointer:
             others = sum_over_ranks(bool(why))
             if not others:
                 self._put(state, loaded)
-                return saved.step
+                return saved.done
             damaged.append(why or f"{saved.path} cannot be read by {others} other ranks")
             warnings.warn(f"{damaged[-1]}. The checkpoint before it is taken", stacklevel=3)
             before = saved
@@ -243,11 +243,12 @@ class Checkpointer:
         self.finish()
         if self.folder is None:
             return None
-        number, error = -1, None
+        number, done, error = -1, 0, None
         if current().world.rank == 0:
             try:
-                found = [s for s in committed(self.folder) if before is None or s.place < before.place]
-                number = found[0].step * REVISIONS + found[0].revision if found else -1
+                found = [s for s in newest_first(self.folder) if before is None or s.place < before.place]
+                if found:
+                    number, done = found[0].step * REVISIONS + found[0].revision, found[0].done
             except CheckpointError as e:
                 number, error = -2, e
         number = sum_over_ranks(number if current().world.rank == 0 else 0)
@@ -256,7 +257,7 @@ class Checkpointer:
         if number < 0:
             return None
         step, revision = divmod(number, REVISIONS)
-        saved = Saved(step, revision, "")
+        saved = Saved(step, revision, "", sum_over_ranks(done))
         return saved._replace(path=os.path.join(self.folder, saved.name))
 
 

@@ -13,7 +13,7 @@ import warnings
 
 from manygrad.checkpoint.disk_errors import errors_of
 from manygrad.checkpoint.index import NAME, path_of
-from manygrad.checkpoint.reader import CheckpointReader, Saved, committed
+from manygrad.checkpoint.reader import CheckpointReader, Saved, newest_first
 from manygrad.errors import CheckpointError
 from manygrad.runtime.current import current
 
@@ -40,7 +40,7 @@ def prune(folder: str, keep: int, new: str = "") -> None:
 
 def to_be_removed(folder: str, keep: int, verify: bool = True) -> list[Saved]:
     """Older checkpoints than the newest `keep` whole ones. With `verify` these have been read back."""
-    found = committed(folder)
+    found = newest_first(folder, warns=False)
     if len(found) <= keep:
         return []
     whole = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import warnings
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,19 +20,24 @@ from manygrad.tensor.dtype import DType
 
 COMMITTED = re.compile(r"step-(\d{8,})(?:\.(\d+))?")
 PIECE = 64 * CHUNK  # read at once
+HEAD = 256  # bytes of an index in which its step stands
+_STEP = re.compile(rb'"format": "[^"]*", "step": (\d+)')
 REVISIONS = 1 << 20  # fewer than these has a step
 
 
 class Saved(NamedTuple):
-    """A committed checkpoint; a step that was saved again has a higher `revision`. They are ordered by age."""
+    """A committed checkpoint; a step that was saved again has a higher `revision`. `step` is that of its folder's name,
+    `done` that of its own index: another one where somebody has renamed it."""
 
     step: int
     revision: int
     path: str
+    done: int
 
     @property
-    def place(self) -> tuple[int, int]:
-        return self.step, self.revision
+    def place(self) -> tuple[int, int, int]:
+        """They are ordered by age."""
+        return self.done, self.step, self.revision
 
     @property
     def name(self) -> str:
@@ -40,7 +46,33 @@ class Saved(NamedTuple):
 
 
 def committed(folder: str) -> list[Saved]:
-    """The checkpoints in `folder`, the newest first; none where there is no such folder."""
+    """The checkpoints in `folder`, the newest by name first; none where there is no such folder."""
+    return sorted((s for s in _named(folder) if _has_its_name(s)), reverse=True)
+
+
+def newest_first(folder: str, warns: bool = True) -> list[Saved]:
+    """The checkpoints in `folder` by the steps in their own indices. Warns of those that were renamed; CheckpointError
+    where none has a name that a save gives."""
+    named = _named(folder)
+    found = [s._replace(done=_done(s)) for s in named if _has_its_name(s)]
+    odd = [s for s in named if not _has_its_name(s)] if warns else []
+    for s in odd:
+        why = f"{s.path} is not looked at: a checkpoint of step {_done(s)} is named {_named_for(s)}"
+        if not found:
+            raise CheckpointError(f"{why}; rename it, or move it away to begin anew")
+        warnings.warn(why, stacklevel=3)
+    for s in found if warns else ():
+        if s.done != s.step:
+            warnings.warn(
+                f"{s.path} was renamed: by its own index it has done {s.done} steps, and that is what counts. Rename "
+                f"it to {_named_for(s)}",
+                stacklevel=3,
+            )
+    return sorted(found, key=lambda s: s.place, reverse=True)
+
+
+def _named(folder: str) -> list[Saved]:
+    """What has a name as of a checkpoint."""
     with errors_of("looking for checkpoints in", folder):
         try:
             names = store_of(folder).names(folder)
@@ -49,9 +81,26 @@ def committed(folder: str) -> list[Saved]:
         found = [(m, os.path.join(folder, name)) for name in names if (m := COMMITTED.fullmatch(name))]
     if is_remote(folder):  # (where the index is the commit; a local folder gets its name when it is whole)
         found = [(m, path) for m, path in found if is_checkpoint(path)]
-    saved = (Saved(int(m[1]), int(m[2] or 0), path) for m, path in found)
-    # (a copy of one under a name of no save, `step-000000009`, is none that could be named by its step)
-    return sorted((s for s in saved if os.path.basename(s.path) == s.name and s.revision < REVISIONS), reverse=True)
+    return [Saved(int(m[1]), int(m[2] or 0), path, int(m[1])) for m, path in found]
+
+
+def _has_its_name(s: Saved) -> bool:
+    """Whether a save could have named it: `step-000000009` has a digit too many, and no step would lead to it."""
+    return os.path.basename(s.path) == s.name and s.revision < REVISIONS
+
+
+def _named_for(s: Saved) -> str:
+    return s._replace(step=_done(s), revision=s.revision % REVISIONS).name
+
+
+def _done(s: Saved) -> int:
+    """The step in the index of a checkpoint; that of its name, where this cannot be read."""
+    try:
+        head = store_of(s.path).read(os.path.join(s.path, NAME), 0, HEAD)
+    except OSError:
+        return s.step
+    found = _STEP.search(head)
+    return int(found[1]) if found else s.step
 
 
 def is_checkpoint(folder: str) -> bool:

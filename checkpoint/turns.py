@@ -22,9 +22,7 @@ class Turns:
 
     count: int = 0
     last: WeakKeyDictionary[object, int] = field(default_factory=WeakKeyDictionary)
-    others: WeakSet[object] = field(
-        default_factory=WeakSet
-    )  # that are called in a round, and have not saved at its end
+    others: WeakSet[object] = field(default_factory=WeakSet)  # of this round, that have not saved at the end
     ended: WeakSet[object] = field(default_factory=WeakSet)
     told: list[str] = field(default_factory=list)  # what those that have saved say
     ends: bool = False
