@@ -15,6 +15,7 @@ import numpy as np
 from manygrad.nn.optim.diloco import StateOfOneWorker
 from manygrad.nn.optim.optimizer import Optimizer
 from manygrad.nn.state import get_state_dict, load_state_dict
+from manygrad.nn.state.casts import array_loses
 from manygrad.tensor.tensor import Tensor
 
 MISSING = object()
@@ -159,28 +160,32 @@ def _told(kind: str, x: Any) -> str:
     return f"a {kind} of {len(x)}" if kind in ("list", "tuple") else f"a{'n' * (kind == 'array')} {kind}"
 
 
-def put(target: Any, loaded: Any) -> Any:
-    """Loads into the tensors and objects of `target`; returns what stands in its place."""
+def put(target: Any, loaded: Any, path: str = "") -> Any:
+    """Loads into the tensors and objects of `target`, which stands at `path`; returns what stands in its place."""
+    where = path.rstrip(".") or "the state"
     if isinstance(target, dict) and isinstance(loaded, dict):
         if not target:
             target.update(loaded)
             return target
         for k in target:
-            target[k] = put(target[k], loaded[k])
+            target[k] = put(target[k], loaded[k], f"{path}{k}.")
         return target
     if isinstance(target, list) and isinstance(loaded, list):
-        target[:] = [put(t, x) for t, x in zip(target, loaded)] if len(target) == len(loaded) else loaded
+        same = len(target) == len(loaded)
+        target[:] = [put(t, x, f"{path}{i}.") for i, (t, x) in enumerate(zip(target, loaded))] if same else loaded
         return target
     if isinstance(target, tuple) and isinstance(loaded, tuple) and len(target) == len(loaded):
-        return tuple(put(t, x) for t, x in zip(target, loaded))
+        return tuple(put(t, x, f"{path}{i}.") for i, (t, x) in enumerate(zip(target, loaded)))
     if isinstance(target, Tensor):
         loaded = Tensor(loaded) if isinstance(loaded, np.ndarray) else loaded
-        load_state_dict({"tensor": target}, {"tensor": loaded})
+        load_state_dict({where: target}, {where: loaded})
         return target
     if isinstance(target, np.ndarray):
         array = loaded.numpy() if isinstance(loaded, Tensor) else loaded
         if target.shape != array.shape:
-            raise ValueError(f"load: an array of shape {target.shape} was saved with shape {array.shape}")
+            raise ValueError(f"load: {where} is an array of shape {target.shape}, saved was one of {array.shape}")
+        if why := array_loses(array, target.dtype):
+            raise ValueError(f"load: {where}: {why}")
         target[...] = array
         return target
     if callable(own := getattr(target, "load_state_dict", None)):

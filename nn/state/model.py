@@ -6,6 +6,7 @@ from typing import Any
 
 from manygrad.nn import walk
 from manygrad.nn.parameter import Buffer
+from manygrad.nn.state.casts import loses
 from manygrad.tensor.engine import default_device
 from manygrad.tensor.tensor import Tensor
 
@@ -30,7 +31,8 @@ def load_state_dict(model: Any, state: dict[str, Tensor], strict: bool = True, a
     """Copies `state` into the model's tensors of the same names, in their memory: a step that a TinyJit captured reads
     the new values. With `assign` they become those tensors instead, of their types, on their devices and in their
     memory, which a step captured before does not read. KeyError lists what is missing or left over (strict), ValueError
-    names the tensors whose shapes differ; then nothing is loaded."""
+    names the tensors whose shapes differ, or whose values the model's type does not have (`casts.py`; floats are
+    rounded to the model's width); then nothing is loaded."""
     own = get_state_dict(model)
     missing, extra = sorted(set(own) - set(state)), sorted(set(state) - set(own))
     if strict and (missing or extra):
@@ -46,6 +48,8 @@ def load_state_dict(model: Any, state: dict[str, Tensor], strict: bool = True, a
     ]
     if wrong:
         raise ValueError(f"load_state_dict: {'; '.join(wrong)}")
+    if lost := [] if assign else [f"{name}: {why}" for name, (t, new) in pairs.items() if (why := loses(new, t.dtype))]:
+        raise ValueError(f"load_state_dict: {'; '.join(lost)}")
     for t, new in pairs.values():
         if assign:
             t.data = new
