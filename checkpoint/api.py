@@ -15,9 +15,8 @@ from manygrad.checkpoint.store import is_remote, location
 from manygrad.checkpoint.tree import MISSING, check_keys, flatten, put, unflatten
 from manygrad.checkpoint.writer import Attempt, Snapshot
 from manygrad.errors import CheckpointError
-from manygrad.nn.state.safetensors import NAMES
+from manygrad.nn.state.safetensors import BY_NP, NAMES
 from manygrad.runtime.current import current
-from manygrad.tensor.dtype import to_dtype
 from manygrad.tensor.environment import COLLECTIVE_TIMEOUT_S
 from manygrad.tensor.tensor import Tensor
 
@@ -67,10 +66,11 @@ def taken(state: Any, step: int, memory: SnapshotMemory | None = None) -> Snapsh
     own = {name for name, t in tensors.items() if differs and not is_shared(t)}
     codes = {}
     for name, t in tensors.items():
-        dtype = t.dtype if isinstance(t, Tensor) else to_dtype(str(t.dtype))
-        if dtype not in NAMES:
-            raise TypeError(f"save: {name} is {dtype.name}, which safetensors files do not have; cast it first")
-        codes[name] = NAMES[dtype]
+        code = NAMES.get(t.dtype) if isinstance(t, Tensor) else BY_NP.get(t.dtype)
+        if code is None:
+            kind = t.dtype.name if isinstance(t, Tensor) else t.dtype
+            raise TypeError(f"save: {name} is {kind}, which checkpoints do not have; cast it first")
+        codes[name] = code
     parts = snapshot(tensors, copies, own, memory)
     saved = {n: (codes[n], tuple(t.shape), *parts[n]) for n, t in tensors.items()}
     size = current().world.size

@@ -75,6 +75,8 @@ class Snapshot:
                 start, dims = [a for a, _ in box], [b - a for a, b in box]  # (the array of a row lacks its dim)
                 whole = tuple(dims) == tuple(shape)
                 key = name if whole else f"{name}[{', '.join(f'{a}:{b}' for a, b in box)}]"
+                while key in header:  # (another tensor has a name as of a part, or is named as the metadata are)
+                    key += "'"
                 header[key] = {"dtype": code, "shape": dims, "data_offsets": [offset, offset + array.nbytes]}
                 about["parts"].append({"start": start, "shape": dims, "file": file, "offset": offset})
                 arrays.append((about["parts"][-1], array))

@@ -20,15 +20,22 @@ CODES: dict[str, DType] = {
     "BOOL": dtypes.bool, "I8": dtypes.int8, "I16": dtypes.int16, "I32": dtypes.int32, "I64": dtypes.int64,
     "U8": dtypes.uint8,
     "U16": dtypes.uint16, "U32": dtypes.uint32, "U64": dtypes.uint64, "F16": dtypes.float16, "BF16": dtypes.bfloat16,
-    "F32": dtypes.float32, "F64": dtypes.float64,
+    "F32": dtypes.float32, "F64": dtypes.float64, "F8_E4M3": dtypes.float8_e4m3fn, "F8_E5M2": dtypes.float8_e5m2,
 }  # fmt: skip
 NAMES = {d: c for c, d in CODES.items()}
+BY_NP = {d.np: c for c, d in CODES.items()}
+METADATA = "__metadata__"  # the name in a header that is no tensor's
 MAX_HEADER = 100 << 20
 
 
 def safe_save(tensors: dict[str, Tensor], path: str | os.PathLike[str], metadata: dict[str, str] | None = None) -> None:
-    """Writes a safetensors file; the old one stays whole until the new one is on disk."""
-    header: dict[str, Any] = {"__metadata__": metadata} if metadata else {}
+    """Writes a safetensors file; the old one stays whole until the new one is on disk. ValueError on a tensor that is
+    named `__metadata__`, which is the place of `metadata`: text by name, else TypeError."""
+    if METADATA in tensors:
+        raise ValueError(f"safe_save: a tensor cannot be named {METADATA!r} in a safetensors file; rename it")
+    if odd := [k for k, v in (metadata or {}).items() if not isinstance(k, str) or not isinstance(v, str)]:
+        raise TypeError(f"safe_save: the metadata {odd[0]!r} is no text, which is all that such a file has there")
+    header: dict[str, Any] = {METADATA: metadata} if metadata else {}
     arrays, at = [], 0
     for name, t in tensors.items():
         a = np.ascontiguousarray(t.numpy())
@@ -41,6 +48,22 @@ def safe_save(tensors: dict[str, Tensor], path: str | os.PathLike[str], metadata
         f.write(struct.pack("<Q", len(text)) + text)
         for a in arrays:
             f.write(a.reshape(-1).view(np.uint8).data)
+
+
+def _tensors_of(text: bytes, path: str) -> dict[str, Any]:
+    """The tensors that a header describes. ValueError: it is malformed, or has a type that tensors here do not have."""
+    try:
+        header = json.loads(text)
+        tensors = {str(k): dict(v) for k, v in header.items() if k != METADATA}
+        codes = {k: str(v["dtype"]) for k, v in tensors.items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path}: the safetensors header is malformed ({type(error).__name__}: {error})") from None
+    if other := [f"{k!r} is {code}" for k, code in codes.items() if code not in CODES]:
+        more = f", and {len(other) - 1} more tensors are of such types" if len(other) > 1 else ""
+        raise ValueError(
+            f"{path}: the tensor {other[0]}, a type that tensors here do not have{more}; there are {', '.join(CODES)}"
+        )
+    return tensors
 
 
 def _entry(v: Any) -> tuple[DType, tuple[int, ...], int, int]:
@@ -81,9 +104,9 @@ def _load_file(path: str | os.PathLike[str]) -> dict[str, Tensor]:
             raise ValueError(
                 f"{path} is not a whole safetensors file: {size} bytes, header length {n}; fetch or save it again"
             )
+        tensors = _tensors_of(f.read(n), os.fspath(path))
         try:
-            header = json.loads(f.read(n))
-            entries = {k: _entry(v) for k, v in header.items() if k != "__metadata__"}
+            entries = {k: _entry(v) for k, v in tensors.items()}
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{path}: the safetensors header is malformed ({type(error).__name__}: {error})") from None
     for name, (dtype, shape, begin, end) in entries.items():

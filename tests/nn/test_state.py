@@ -16,7 +16,7 @@ import safetensors.numpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from manygrad import Tensor, TinyJit, dtypes, nn
+from manygrad import Tensor, TinyJit, checkpoint, dtypes, nn
 from manygrad.nn import optim
 from manygrad.nn.state import get_parameters, get_state_dict, load_state_dict, safe_load, safe_save
 
@@ -182,10 +182,45 @@ def test_files_of_the_safetensors_package_are_read(tmp_path: Path) -> None:
 
 
 def test_round_trip_of_every_type(tmp_path: Path) -> None:
-    safe_save({k: Tensor(v) for k, v in ARRAYS.items()}, tmp_path / "a")
+    """Those of 8 bits, too: in a file, and in a checkpoint, of one device and cut over two."""
+    arrays = ARRAYS | {d.name: np.array([[0, 1, 448], [-1, 0, 0.5]]).astype(d.np) for d in dtypes.fp8s}
+    safe_save({k: Tensor(v) for k, v in arrays.items()}, tmp_path / "a")
     for name, t in safe_load(tmp_path / "a").items():
         assert t.dtype.name == name
-        np.testing.assert_array_equal(t.numpy(), ARRAYS[name])
+        np.testing.assert_array_equal(t.numpy(), arrays[name])
+    cut = {f"{k} cut": Tensor(v).shard(("CPU:0", "CPU:1"), 0) for k, v in arrays.items()}
+    path = checkpoint.save(
+        tmp_path / "c", {**{k: Tensor(v) for k, v in arrays.items()}, **cut, "array": arrays["float8_e5m2"]}, 1
+    )
+    for name, t in checkpoint.load(path, None).items():
+        want = arrays["float8_e5m2" if name == "array" else name.removesuffix(" cut")]
+        got = t if isinstance(t, np.ndarray) else t.numpy()
+        assert got.dtype == want.dtype
+        np.testing.assert_array_equal(got, want)
+    into = {k: t.zeros_like().contiguous() for k, t in cut.items()}
+    checkpoint.load(path, into)
+    for name, t in into.items():
+        np.testing.assert_array_equal(t.numpy(), arrays[name.removesuffix(" cut")])
+
+
+def test_odd_names(tmp_path: Path) -> None:
+    """The empty one, those that a part of another has, and the one that a file has for its metadata."""
+    safe_save({"": Tensor([1.0])}, tmp_path / "a", {"format": "pt"})
+    assert safetensors.numpy.load_file(tmp_path / "a")[""].tolist() == [1.0] == safe_load(tmp_path / "a")[""].tolist()
+    with pytest.raises(ValueError, match="cannot be named '__metadata__'"):
+        safe_save({"__metadata__": Tensor([1.0])}, tmp_path / "b")
+    with pytest.raises(TypeError, match="the metadata 'step' is no text"):
+        safe_save({"x": Tensor([1.0])}, tmp_path / "b", {"step": 1})  # type: ignore[dict-item]
+    x = Tensor([[1.0], [2.0]]).shard(("CPU:0", "CPU:1"), 0)
+    names = {"": 3.0, "state": 4.0, "w[0:1, 0:1]": 5.0, "__metadata__": 6.0}
+    state = {"w": x, **{k: Tensor([v]) for k, v in names.items()}, "below": {"": Tensor([7.0])}}
+    path = checkpoint.save(tmp_path / "c", state, 1)
+    got = checkpoint.load(path, None)
+    assert {k: got[k].item() for k in names} == names and got["below"][""].item() == 7
+    assert got["w"].tolist() == [[1], [2]]
+    assert len(safe_load(Path(path) / "part-00000.safetensors")) == len(names) + 3
+    with pytest.raises(TypeError, match="save: below.z is complex128, which checkpoints do not have"):
+        checkpoint.save(tmp_path / "c", {"below": {"z": np.array([1j])}}, 2)
 
 
 def test_a_model_is_saved_and_loaded(tmp_path: Path) -> None:
@@ -296,7 +331,10 @@ X = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
         (b"\xff\xfe", "header is malformed"),
         ([1, 2], "header is malformed"),
         ({"x": 5}, "header is malformed"),
-        ({"x": {**X, "dtype": "F8"}}, "header is malformed.*F8"),
+        (
+            {"x": X, "y": {**X, "dtype": "C64"}, "z": {**X, "dtype": "F8_E8M0"}},
+            "the tensor 'y' is C64, a type that tensors here do not have, and 1 more .*; there are BOOL, I8",
+        ),
         ({"x": {**X, "shape": "ab"}}, "header is malformed"),
         ({"x": {**X, "data_offsets": [0]}}, "header is malformed"),
         (
