@@ -95,9 +95,27 @@ def parse(argv: list[str], environ: dict[str, str]) -> Job:
         raise UsageError("--max-restarts and --min-nodes are of runs on workers: give --nodes, too")
     if least > nodes:
         raise UsageError(f"--min-nodes {least} is more than --nodes {nodes}")
+    _check_ranks(values.get("log_ranks", ""), nodes)
+    _check_names(values.get("env", ()), environ)
     values.setdefault("address", environ.get("RAY_ADDRESS", ""))
     endpoint, clock_rate = environ.get("MANYGRAD_ENDPOINT") or REAL_ENDPOINT, environ.get("MANYGRAD_CLOCK_RATE")
     return Job(kind, target, args, endpoint=endpoint, clock_rate=float(clock_rate or 1), **values)
+
+
+def _check_ranks(ranks: str, nodes: int) -> None:
+    """The ranks that are to be shown must be there."""
+    if nodes and (beyond := [r for r in ranks.split(",") if r.isdigit() and int(r) >= nodes]):
+        raise UsageError(f"--log-ranks {beyond[0]}: there is no such rank; --nodes {nodes} has 0 to {nodes - 1}")
+
+
+def _check_names(names: tuple[str, ...], environ: dict[str, str]) -> None:
+    """A variable that is not set is carried nowhere; where one with all but its name is, that is meant."""
+    for name in names:
+        if name not in environ:
+            alike = [n for n in environ if n.lower() == name.lower()]
+            near = alike or difflib.get_close_matches(name, environ, 1, 0.81)
+            if near:
+                raise UsageError(f"--env {name}: no such variable is set here; did you mean {near[0]}?")
 
 
 def _value(option: Option, text: str, source: str) -> Any:

@@ -6,6 +6,7 @@ MANYGRAD_RUN_DIR), the job (`job.py`) and the tables of the docs.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -63,7 +64,12 @@ def _flag(text: str) -> bool:
 
 
 def _names(text: str) -> tuple[str, ...]:
-    return tuple(n.strip() for n in text.split(",") if n.strip())
+    names = tuple(n.strip() for n in text.split(",") if n.strip())
+    if odd := [n for n in names if re.fullmatch(r"[A-Za-z_]\w*", n) is None]:
+        name, sets, _ = odd[0].partition("=")
+        set_it = f"; it goes with the value that it has here: {odd[0]} launcher ... --env {name}" if sets else ""
+        raise ValueError(f"must be names as A,B, {odd[0]!r} is none{set_it}")
+    return names
 
 
 def _option(default: Any, parse: Callable[[str], Any], metavar: str, unit: str, help: str) -> Any:
@@ -125,7 +131,12 @@ class Options:
         "ranks whose stdout shows on the console: 'all' or a list like 0,3 (default {}; stderr always shows)",
     )
     env: tuple[str, ...] = _option(
-        (), _names, "NAMES", "names", "more environment variables to carry to workers on other hosts, as A,B"
+        (),
+        _names,
+        "NAMES",
+        "names",
+        "names of more environment variables to carry to workers on other hosts, with the values that they have here, "
+        "as A,B",
     )
     port: int = _option(0, _port, "PORT", "port", "port of the control channel (default: chosen by the system)")
     plain_links: bool = _option(

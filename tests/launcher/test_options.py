@@ -59,6 +59,12 @@ def test_an_option_that_is_not_given_has_the_tables_default() -> None:
     assert "(default 120)" in help_text() and "{" not in help_text()
 
 
+def test_ranks_and_names_that_are_there() -> None:
+    job = parse(["t.py", "--nodes", "2", "--log-ranks", "0,1", "--env", "A, B"], {"A": "1"})
+    assert job.log_ranks == "0,1" and job.env == ("A", "B")  # (one that is not set may be so elsewhere)
+    assert parse(["t.py", "--log-ranks", "all", "--nodes", "2"], {}).log_ranks == "all"
+
+
 def test_environment_variables_are_defaults() -> None:
     environ = {"MANYGRAD_NODES": "4", "MANYGRAD_DEVICES_PER_NODE": "2", "MANYGRAD_TIMEOUT": "7.5"}
     job = parse(["t.py", "--nodes", "3"], environ)
@@ -87,6 +93,24 @@ def test_every_option_is_in_the_registry_and_in_the_help() -> None:
         (["t.py", "--timeout", "0"], {}, "positive number of seconds"),
         (["t.py", "--port", "70000"], {}, "must be from 0 to 65535"),
         (["t.py", "--log-ranks", "a"], {}, "must be 'all'"),
+        (
+            ["t.py", "--nodes", "2", "--log-ranks", "0,5"],
+            {},
+            "--log-ranks 5: there is no such rank; --nodes 2 has 0 to 1",
+        ),
+        (["t.py"], {"MANYGRAD_NODES": "2", "MANYGRAD_LOG_RANKS": "2"}, "--log-ranks 2: there is no such rank"),
+        (
+            ["t.py", "--env", "A=b"],
+            {},
+            "'A=b' is none; it goes with the value that it has here: A=b launcher ... --env A",
+        ),
+        (["t.py", "--env", "A B"], {}, "--env 'A B': must be names as A,B, 'A B' is none"),
+        (
+            ["t.py", "--env", "WANDB_KEY"],
+            {"WANDB_KEYS": "x"},
+            "--env WANDB_KEY: no such variable is set here; did you mean",
+        ),
+        (["t.py"], {"MANYGRAD_ENV": "x,http_proxy", "HTTP_PROXY": "x"}, "did you mean HTTP_PROXY?"),
         (["t.py"], {"MANYGRAD_NODES": "x"}, "MANYGRAD_NODES 'x'"),
         (["t.py", "--device", "GPU"], {}, "--device 'GPU': must be one of CPU, CUDA, OPENCL, PYTHON, NULL"),
         (["t.py", "--device", "DISK"], {}, "must be one of CPU"),
