@@ -11,6 +11,10 @@ give. Kernels, schedules and installed packages stay.
 | functions and classes that it replaced in modules that were there before | are what they were |
 | environment, folder, `sys`, signal handlers, timers, logging, context variables | are what they were |
 | warnings' filters, sockets' time-out, how processes start (`multiprocessing`), resource limits | are what they were |
+| locale, time zone, settings of `gc`, `sys`, `threading`, of NumPy's printing (`process_settings.py`) | the same |
+| numbers and texts of the standard library's modules (`tempfile.tempdir`), additions to `builtins` | the same |
+| niceness, processors, scheduling, blocked signals, umask, the files of descriptors 0 to 2 | the same |
+| what the system does not give back: lower niceness, user, session, hard limits | the process is not used again |
 | random states of Python, NumPy and manygrad | are those of a process that has drawn nothing |
 | threads, open files | where one is left the process is not used again |
 """
@@ -47,6 +51,7 @@ from manygrad.tensor.environment import REGISTRY
 
 from .channel import is_user_file
 from .janitor import collect_children, end_descendants
+from .process_settings import ProcessSettings
 
 THREADS_S = 1.0  # how long threads may take to end after the script
 # names of `sys` that scripts set; lists are copied
@@ -82,6 +87,7 @@ class ProcessState:
         self.logging = {name: _of_logger(x) for name, x in _loggers().items()}
         self.filters, self.socket_s = [*warnings.filters], socket.getdefaulttimeout()
         self.start_method = multiprocessing.get_start_method(allow_none=True)
+        self.settings = ProcessSettings()
         self.limits = {limit: resource.getrlimit(limit) for limit in LIMITS}
         self.threads, self.files = {*threading.enumerate()}, _open_files()
 
@@ -101,6 +107,7 @@ class ProcessState:
         self._restore_names()
         self._restore_logging()
         self._restore_defaults()
+        fixed = self.settings.restore()
         left = current().start_anew()
         for n in LAST_ERROR:
             vars(sys).pop(n, None)
@@ -110,6 +117,8 @@ class ProcessState:
         gc.collect()
         if left := left or self._threads_left():
             return f"its threads still run: {', '.join(left)}"
+        if fixed:
+            return f"what the script has set cannot be what it was: {', '.join(fixed)}"
         if limits := [name for n, name in LIMITS.items() if resource.getrlimit(n) != self.limits[n]]:
             return f"its limits cannot be what they were: {', '.join(limits)}"
         if files := sorted(_open_files() - self.files):

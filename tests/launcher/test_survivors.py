@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+IS_ROOT = os.getuid() == 0
 Launcher = Callable[..., Any]
 Left = Callable[[str], list[str]]
 
@@ -63,6 +65,11 @@ FAULTS: dict[str, tuple[str, set[int], str | None]] = {
         "if world.rank == 1: threading.Thread(target=time.sleep, args=(60,), name='mine', daemon=True).start(); 1 / 0",
         {0, 2},
         "its threads still run: mine",
+    ),
+    "it is nicer": (
+        "if world.rank == 1: os.nice(3); 1 / 0",
+        {0, 1, 2} if IS_ROOT else {0, 2},
+        "" if IS_ROOT else "what the script has set cannot be what it was: niceness",
     ),
     "a file is open": (
         "if world.rank == 1: os.open('lock', os.O_CREAT); 1 / 0",
@@ -129,8 +136,8 @@ def test_a_save_that_waits_for_a_dead_rank_holds_nobody_up(launcher: Launcher) -
 
 # changes all that it can, and looks in the second epoch whether something of it is there
 CHANGES = """
-import atexit, decimal, gc, logging, multiprocessing, os, random, resource, signal, socket, subprocess
-import sys, threading, time, warnings, weakref
+import atexit, builtins, decimal, faulthandler, gc, locale, logging, multiprocessing, os, random, resource, signal
+import socket, subprocess, sys, tempfile, threading, time, tracemalloc, warnings, weakref
 import numpy as np
 import manygrad
 from manygrad import GlobalCounters, Tensor, TinyJit, dtypes, nn, set_grad_enabled, world
@@ -166,6 +173,22 @@ def what_is_there():
         "socket": socket.getdefaulttimeout(),
         "processes": multiprocessing.get_start_method(allow_none=True),
         "file size": resource.getrlimit(resource.RLIMIT_FSIZE)[0],
+        "locale": locale.setlocale(locale.LC_ALL),
+        "zone": (time.tzname, time.timezone),
+        "temporary": tempfile.gettempdir(),
+        "builtins": hasattr(builtins, "mine"),
+        "collections": (gc.get_threshold(), gc.get_debug(), len(gc.callbacks)),
+        "interpreter": (sys.getswitchinterval(), sys.get_int_max_str_digits(), hasattr(sys, "tracebacklimit")),
+        "stack": threading.stack_size(),
+        "crashes": faulthandler.is_enabled(),
+        "memory": tracemalloc.is_tracing(),
+        "printing": np.get_printoptions()["precision"],
+        "niceness": sorted({os.getpriority(os.PRIO_PROCESS, int(t)) for t in os.listdir("/proc/self/task")}),
+        "processors": {len(os.sched_getaffinity(int(t))) for t in os.listdir("/proc/self/task")},
+        "policy": os.sched_getscheduler(0),
+        "blocked": sorted(map(int, signal.pthread_sigmask(signal.SIG_BLOCK, ()))),
+        "umask": (os.umask(0o22), os.umask(0o22))[0],
+        "input": os.path.basename(os.readlink("/proc/self/fd/0")),
         "threads": sorted(t.name for t in threading.enumerate()),
         "steps": GlobalCounters.updates,
         "live": len(LIVE),
@@ -209,6 +232,26 @@ warnings.simplefilter("error", BytesWarning)
 socket.setdefaulttimeout(5)
 multiprocessing.set_start_method("spawn")
 resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 40, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+locale.setlocale(locale.LC_ALL, "C")
+os.environ["TZ"] = "UTC+5"
+time.tzset()
+tempfile.tempdir = os.getcwd()
+builtins.mine = 1
+gc.set_threshold(5, 5, 5)
+gc.set_debug(gc.DEBUG_SAVEALL)
+gc.callbacks.append(lambda *_: None)
+sys.setswitchinterval(1)
+sys.set_int_max_str_digits(5000)
+sys.tracebacklimit = 3
+threading.stack_size(1 << 20)
+faulthandler.disable() if faulthandler.is_enabled() else faulthandler.enable()
+tracemalloc.start()
+np.set_printoptions(precision=3)
+os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2])
+os.umask(0o77)
+os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
 Tensor.manual_seed(7)
 Tensor.randn(5).numpy()
 waits = threading.Thread(target=real, args=(0.3,))
