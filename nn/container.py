@@ -4,6 +4,7 @@ or the keys."""
 from __future__ import annotations
 
 import numbers
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -187,10 +188,16 @@ class ModuleDict(_Dict):
 
 
 class ParameterDict(_Dict):
-    """A dict whose parameters are found; other tensors become parameters."""
+    """A dict whose parameters are found; other tensors become parameters. Of a plain dict they are in the order of
+    their keys, as PyTorch has it."""
 
     def __init__(self, parameters: Any = None):
         self.update(parameters or {})
+
+    def update(self, values: Any) -> None:
+        if isinstance(values, Mapping) and not isinstance(values, OrderedDict):
+            values = sorted(values.items())
+        super().update(values)
 
     def _wrapped(self, value: Any) -> Any:
         return Parameter(value) if isinstance(value, Tensor) and not isinstance(value, Parameter) else value

@@ -221,8 +221,21 @@ class Module:
         return self
 
     def train(self: M, mode: bool = True) -> M:
-        for m in self.modules():
+        """Sets `training` here and below. A module below that has a `train` of its own (to keep its norms as they are,
+        say) is asked to do so itself."""
+        todo, seen = list[Module]([self]), set[int]()
+        while todo:
+            m = todo.pop()
+            if id(m) in seen:
+                continue
+            seen.add(id(m))
             m.training = mode
+            for child in m.children():
+                if type(child).train is Module.train:
+                    todo.append(child)
+                elif id(child) not in seen:
+                    seen.add(id(child))
+                    child.train(mode)
         return self
 
     def eval(self: M) -> M:
@@ -295,20 +308,41 @@ class Module:
 
     # *** state ***
 
-    def state_dict(self, *, prefix: str = "", keep_vars: bool = False) -> dict[str, Tensor]:
-        """Parameters and persistent buffers by path, with PyTorch's names.
-        They are the module's own tensors, not copies."""
-        return {k: t for k, t in walk.tensors(self, prefix) if getattr(t, "persistent", True)}
+    def get_extra_state(self) -> Any:
+        """What a subclass keeps in `state_dict()` besides tensors, as `<path>._extra_state`; it writes
+        `set_extra_state`, too."""
+        raise RuntimeError(f"{type(self).__name__} has no get_extra_state() of its own")
 
-    def load_state_dict(self, state_dict: dict[str, Tensor], strict: bool = True, assign: bool = False) -> LoadResult:
+    def set_extra_state(self, state: Any) -> None:
+        """Takes over what `get_extra_state` gave."""
+        raise RuntimeError(f"{type(self).__name__} has no set_extra_state() of its own")
+
+    def _with_extra_state(self, prefix: str = "") -> dict[str, Module]:
+        """The modules that have one, by its name."""
+        found = ((f"{prefix}{path}.", m) for path, m in self.named_modules())
+        own = ((path, m) for path, m in found if type(m).get_extra_state is not Module.get_extra_state)
+        return {f"{path.lstrip('.')}_extra_state": m for path, m in own}
+
+    def state_dict(self, *, prefix: str = "", keep_vars: bool = False) -> dict[str, Any]:
+        """Parameters and persistent buffers by path, with PyTorch's names, and what modules give as their extra state.
+        The tensors are the module's own, not copies."""
+        found: dict[str, Any] = {k: t for k, t in walk.tensors(self, prefix) if getattr(t, "persistent", True)}
+        return found | {k: m.get_extra_state() for k, m in self._with_extra_state(prefix).items()}
+
+    def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True, assign: bool = False) -> LoadResult:
         """Copies the tensors in, or with `assign` takes them as they are (`state.load_state_dict`). KeyError lists the
         names that are missing or not known here (strict), ValueError the shapes that differ."""
         from manygrad.nn.state import load_state_dict
 
         for path, m in list(self.named_modules()):
             m._before_load(state_dict, f"{path}." if path else "")
-        own = self.state_dict()
-        load_state_dict(self, state_dict, strict, assign)
+        own, extra = self.state_dict(), self._with_extra_state()
+        if strict and (missing := [k for k in extra if k not in state_dict]):
+            raise KeyError(f"load_state_dict: missing {missing}; strict=False loads what fits")
+        load_state_dict(self, {k: t for k, t in state_dict.items() if k not in extra}, strict, assign)
+        for k, m in extra.items():
+            if k in state_dict:
+                m.set_extra_state(state_dict[k])
         return LoadResult([k for k in own if k not in state_dict], [k for k in state_dict if k not in own])
 
     # *** how it reads ***

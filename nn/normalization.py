@@ -8,7 +8,7 @@ from manygrad.nn import functional as F
 from manygrad.nn.held import REQUIRED, Held
 from manygrad.nn.module import Module
 from manygrad.nn.parameter import Buffer, Parameter
-from manygrad.tensor.dtype import dtypes
+from manygrad.tensor.dtype import accumulate_dtype, dtypes
 from manygrad.tensor.tensor import Tensor
 
 
@@ -82,7 +82,7 @@ class BatchNorm(_Tracking):
             self.running_mean._store(self.running_var, count)
             count.assign(count + 1)
             if momentum is None:  # plain means of all batches
-                momentum = count.cast(dtypes.float32).reciprocal()
+                momentum = count.cast(accumulate_dtype(self.running_mean.dtype)).reciprocal()
         by_batch = training or self.running_mean is None
         return F.batch_norm(
             input,

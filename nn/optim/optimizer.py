@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from math import inf
 from typing import Any, TypedDict, Unpack
 
 from manygrad.nn.optim.checking import check_names, check_number
 from manygrad.nn.optim.flat import Flat, Layout, ParamGroup
+from manygrad.nn.optim.state_by_parameter import StateByParameter
 from manygrad.tensor.changes import CHANGES
 from manygrad.tensor.deferred.thread import step as step_of_trace
 from manygrad.tensor.dtype import DType, accumulate_dtype, to_dtype
@@ -56,6 +57,8 @@ class Optimizer:
     A parameter without a gradient in a step is skipped. Inside a TinyJit step the learning rate is read from memory:
     `group["lr"] = 0.01` between two replays takes effect;
     `optimizer.lr` is that memory (of the first group), to be assigned inside a step.
+
+    Large: PyTorch's methods, and how states are loaded, copied and pickled.
     """
 
     states: tuple[str, ...] = ()
@@ -70,6 +73,7 @@ class Optimizer:
         self.defaults = {**defaults, **{k: v for k, v in how.items() if k not in HOW}}
         self.param_groups: list[ParamGroup] = []
         self.flats: list[Flat] = []
+        self.own_state: dict[Tensor, dict[str, Any]] = {}
         if isinstance(params, Tensor):
             raise TypeError(f"{owner} takes a list of parameters, not one tensor; write [parameter]")
         given = _listed(owner, params)
@@ -170,9 +174,11 @@ class Optimizer:
         steps."""
         keep: list[Flat] = []
         apart: list[Flat] = []
+        trained = {id(p): g for g in self.param_groups for p in g["params"]}
         for f in self.flats:
             have = {p.grad is not None for p in f.params}
-            (keep if f.is_attached() and len(have) == 1 else apart).append(f)
+            is_whole = len(have) == 1 and all(trained.get(id(p)) is f.group for p in f.params)
+            (keep if is_whole and f.is_attached() else apart).append(f)
         placed = {id(p) for f in keep for p in f.params}
         if not apart and all(id(p) in placed or p.grad is None for p in self.params):
             return
@@ -249,17 +255,22 @@ class Optimizer:
     # *** state ***
 
     @property
-    def state(self) -> dict[Tensor, dict[str, Tensor]]:
-        """By parameter: its parts of the states, and its count of steps."""
-        out: dict[Tensor, dict[str, Tensor]] = {}
-        for f in self.flats:
-            parts = {name: f.split(t) for name, t in f.state.items()}
-            for i, p in enumerate(f.params):
-                out[p] = {
-                    **{k: t.reshape(()) for k, t in f.scalars.items()},
-                    **{name: ps[i] for name, ps in parts.items()},
-                }
-        return out
+    def state(self) -> StateByParameter:
+        """By parameter: its parts of the states, and its count of steps, which may be changed."""
+        return StateByParameter(self)
+
+    @state.setter
+    def state(self, state: Mapping[Tensor, dict[str, Any]]) -> None:
+        """Begins anew (`optimizer.state = defaultdict(dict)`), or takes over what another such dict has."""
+        entries = {p: dict(s) for p, s in state.items()}
+        self.state.clear()
+        for p, s in entries.items():
+            self.state[p] = s
+
+    @property
+    def keeps_own_state(self) -> bool:
+        """Whether its `step` is the user's, with no `update` of flat tensors."""
+        return type(self).update is Optimizer.update
 
     def state_dict(self) -> dict[str, Any]:
         """PyTorch's form: {"state": {number of the parameter: {...}}, "param_groups": [{..., "params": [numbers]}]}."""
@@ -271,7 +282,11 @@ class Optimizer:
             }
             for g in self.param_groups
         ]
-        state = {number[id(p)]: {k: t.detach().clone().realize() for k, t in s.items()} for p, s in self.state.items()}
+        state = {
+            number[id(p)]: {k: t.detach().clone().realize() if isinstance(t, Tensor) else t for k, t in s.items()}
+            for p, s in self.state.items()
+            if id(p) in number
+        }
         return {"state": dict(sorted(state.items())), "param_groups": groups}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -293,13 +308,17 @@ class Optimizer:
         for g, new in zip(loaded, groups):
             self.check(g)
             for i, p in zip(new["params"], g["params"]):
-                if entry := self._checked(states.get(i, {}), i, p, g):
+                if self.keeps_own_state and i in states:
+                    self.own_state[p] = {
+                        k: t.detach().clone() if isinstance(t, Tensor) else t for k, t in states[i].items()
+                    }
+                elif entry := self._checked(states.get(i, {}), i, p, g):
                     entries[id(p)] = entry
         for g, new in zip(self.param_groups, loaded):
             g.update({k: v for k, v in new.items() if k != "params"})
-        self._load(entries)
+        self.load_entries(entries)
 
-    def _load(self, entries: dict[int, dict[str, Any]]) -> None:
+    def load_entries(self, entries: dict[int, dict[str, Any]]) -> None:
         """The states by parameter."""
         self.flats = [f for f in self.flats if self._keeps(f, entries)]
         placed = {id(p) for f in self.flats for p in f.params}
@@ -321,13 +340,13 @@ class Optimizer:
 
     def __getstate__(self) -> dict[str, Any]:
         """Copied and pickled by its parameters' states, which are laid in one buffer again where it comes to be."""
-        return {**vars(self), "flats": self.state_dict()["state"]}
+        return {**vars(self), "flats": {} if self.keeps_own_state else self.state_dict()["state"]}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
+        vars(self).update({"own_state": {}, **state})
         self.flats, params = [], self.params
         group = {id(p): g for g in self.param_groups for p in g["params"]}
-        self._load(
+        self.load_entries(
             {id(params[i]): self._checked(e, i, params[i], group[id(params[i])]) for i, e in state["flats"].items()}
         )
 
@@ -336,6 +355,13 @@ class Optimizer:
         other = type(self).__new__(type(self))
         vars(other).update(vars(self))
         return other
+
+    def checked(self, entry: dict[str, Any], p: Tensor) -> dict[str, Any]:
+        """A whole state of a parameter, as `load_entries` takes it."""
+        i, group = next(
+            (i, g) for i, (x, g) in enumerate((x, g) for g in self.param_groups for x in g["params"]) if x is p
+        )
+        return self._checked(entry, i, p, group)
 
     def _checked(self, entry: dict[str, Any], number: Any, p: Tensor, group: ParamGroup) -> dict[str, Any]:
         """A parameter's state as tensors and numbers, without what this optimiser does not keep. ValueError where

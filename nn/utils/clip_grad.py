@@ -18,7 +18,7 @@ def _with_gradient(parameters: Tensor | Iterable[Tensor]) -> list[Tensor]:
 
 def get_total_norm(tensors: Iterable[Tensor], norm_type: float = 2.0, error_if_nonfinite: bool = False) -> Tensor:
     """The p-norm of all elements of all tensors as if they were one."""
-    parts = [t.reshape(-1).cast(dtypes.float64 if t.dtype is dtypes.float64 else dtypes.float32) for t in tensors]
+    parts = [t.cast(dtypes.float64 if t.dtype is dtypes.float64 else dtypes.float32) for t in tensors]
     if not parts:
         return Tensor(0.0)
     norm_type = float(norm_type)

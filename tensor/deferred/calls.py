@@ -193,9 +193,11 @@ class TraceValues:
         ]
 
     def is_shared(self, t: Tensor) -> bool:
-        """Whether another value has been one storage with it."""
+        """Whether another value that somebody has is one storage with it."""
         serial, number = t.__dict__.get("_value") or (0, 0)
-        return serial == self.serial and self.storages.count(self.storages[number]) > 1
+        if serial != self.serial or self.storages.count(own := self.storages[number]) == 1:
+            return False
+        return any(self.storages[n] == own and n != number for n, _ in self.living())
 
     def storage_of(self, t: Tensor) -> int:
         """The number of the first value that is one storage with `t`, a new one; -1: it is the first."""

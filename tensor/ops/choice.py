@@ -32,8 +32,11 @@ class _Where:
     def __get__(self, tensor: Any, kind: Any = None) -> Callable[..., Any]:
         return self._of_class if tensor is None else MethodType(self.method, tensor)
 
-    def _of_class(self, condition: Any, x: Any, other: Any) -> Any:
-        """`Tensor.where(condition, x, other)`; of a tensor that is no condition, its method."""
+    def _of_class(self, condition: Any, x: Any = None, other: Any = None) -> Any:
+        """`Tensor.where(condition, x, other)`; of a tensor that is no condition, its method. Of a condition alone, the
+        indices of where it holds, a tensor a dim."""
+        if x is None and other is None:
+            return condition.nonzero(as_tuple=True)
         return condition._where(x, other) if _is_condition(condition) else self.method(condition, x, other)
 
 

@@ -318,3 +318,63 @@ def test_lazy_layers_take_their_size_from_the_first_input() -> None:
         and net[3].weight.shape == (5, 60)
     )
     assert len(list(net.parameters())) == 6
+
+
+class FrozenNorm(nn.Module):
+    """The usual way to keep a norm as it is in a model that trains."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bn, self.up = nn.BatchNorm1d(2), nn.Linear(2, 2)
+
+    def train(self, mode: bool = True) -> FrozenNorm:
+        super().train(mode)
+        self.bn.eval()
+        return self
+
+
+class Counted(nn.Module):
+    """A module that has more state than its tensors."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.layer, self.count = nn.Linear(1, 1), count
+
+    def get_extra_state(self) -> Any:
+        return {"count": self.count}
+
+    def set_extra_state(self, state: Any) -> None:
+        self.count = state["count"]
+
+
+def test_a_module_below_sets_its_mode_itself() -> None:
+    net = nn.Sequential(nn.Linear(2, 2), nn.Sequential(FrozenNorm(), nn.BatchNorm1d(2)))
+    for mode in (True, False, True):
+        assert net.train(mode) is net
+        frozen, norm = net[1][0], net[1][1]
+        assert (net.training, net[0].training, frozen.up.training, norm.training) == (mode,) * 4
+        assert not frozen.bn.training
+    net.parent = net  # (an object that contains itself)
+    assert not net.eval().training
+
+
+def test_extra_state() -> None:
+    one, two = nn.Sequential(Counted(1), Counted(2)), nn.Sequential(Counted(8), Counted(9))
+    state = one.state_dict()
+    assert state["0._extra_state"] == {"count": 1} and Counted(3).state_dict()["_extra_state"] == {"count": 3}
+    two.load_state_dict(state)
+    assert [m.count for m in two] == [1, 2] and two[1].layer.weight.tolist() == one[1].layer.weight.tolist()
+    del state["1._extra_state"]
+    with pytest.raises(KeyError, match=r"missing \['1._extra_state'\]"):
+        two.load_state_dict(state)
+    assert two.load_state_dict(state, strict=False).missing_keys == ["1._extra_state"]
+    with pytest.raises(KeyError, match="unexpected .*_extra_state"):
+        nn.Linear(1, 1).load_state_dict({**nn.Linear(1, 1).state_dict(), "_extra_state": 1})
+
+
+def test_a_plain_dict_of_parameters_is_in_the_order_of_its_keys() -> None:
+    named = nn.ParameterDict({"b": Tensor.ones(1), "a": Tensor.ones(2)})
+    named.update({"d": Tensor.ones(3), "c": Tensor.ones(4)})
+    assert [p.shape[0] for p in named.parameters()] == [2, 1, 4, 3]
+    ordered = nn.ParameterDict([("b", Tensor.ones(1)), ("a", Tensor.ones(2))])
+    assert [k for k, _ in ordered.named_parameters()] == ["b", "a"]
