@@ -236,8 +236,9 @@ def read_as_one(trace: Trace, numbers: Sequence[int]) -> tuple[bool, bool]:
 def read_as_made(trace: Trace, numbers: Sequence[int], living: list[tuple[int, Tensor]]) -> bool:
     """Values are read of calls that were made as they came. Whether the trace goes on."""
     if numbers and stores_unread(trace, ("read", *numbers)):
-        # (in one go: what both stand on is computed once)
-        if carried := [n for n, t in living if n not in numbers and is_carried(t)]:
+        # (in one go: what both stand on is computed once; `Trace.carried` says why not before a backward pass)
+        awaits = not trace.has_gradients and any(t.requires_grad for _, t in living)
+        if carried := [n for n, t in living if not awaits and n not in numbers and is_carried(t)]:
             engine().realize([t for n, t in living if n in carried or n in numbers])
             numbers = [*numbers, *carried]
     numbers = trace.values.one_storage(numbers, living)

@@ -156,14 +156,19 @@ class Trace:
 
     def carried(self) -> frozenset[int]:
         """Numbers of the values that a read stores, too, where the program still has them: all but large ones, those
-        that a gradient may flow through, and those that lie on no device yet."""
+        that a gradient may flow through, and those that lie on no device yet. None before a backward pass: to what is
+        stored what has a gradient may yet be written."""
         if self.node.carried is None:
             flowing, kept = set[int](), set[int]()  # kept: storages that stay lazy
+            flows = passed = False
             most, storages = most_carried(self.external.nodes), self.values.storages
             for c in self.put_off:
                 if type(c) is not DeferredCall:  # (a read before: what it stored may have a history)
                     flowing.update(c.gives())
-                elif not c.node.gradients:
+                    flows = flows or bool(getattr(c, "flowing", None))
+                elif c.node.gradients:
+                    passed = True
+                else:
                     given = dict(zip(c.gives(), [r for r in c.node.results if type(r) is Spec]))
                     kept |= {
                         storages[n]
@@ -172,8 +177,9 @@ class Trace:
                     }
                     if c.may_pass_gradients(flowing):
                         flowing |= {n for n, spec in given.items() if spec.dtype.is_float}
+                        flows = True
             found = (n for n in range(len(storages)) if n not in flowing and storages[n] not in kept)
-            self.node.carried = frozenset(found)
+            self.node.carried = frozenset(found) if passed or not flows else frozenset()
         return self.node.carried
 
     def begin_anew(self) -> Trace:

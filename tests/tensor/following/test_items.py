@@ -91,3 +91,34 @@ def test_items_that_are_written_in_a_loop(how: str) -> None:
     before = counts.COUNTS.replays
     assert repr(run(how)) == repr(want)  # (labels may all be left out: NaN)
     assert counts.COUNTS.replays - before >= (4 if how == "through a view" else STEPS - 4)
+
+
+OUT: dict[str, Callable[[Tensor], Tensor]] = {
+    "a copy": lambda x: x.clone(),
+    "zeros": lambda x: Tensor.zeros(9, 5),
+    "a product": lambda x: x * 2,
+}
+
+
+@pytest.mark.parametrize("rounds", [1, 6])
+@pytest.mark.parametrize("values", [2, 20])
+@pytest.mark.parametrize("made", OUT)
+def test_what_is_written_to_between_reads_keeps_its_gradients(made: str, values: int, rounds: int) -> None:
+    """As the parts of a mixture of experts are put together. A read in a step of many values stored `out`, which had no
+    gradient yet, as memory: all but the last write were numbers."""
+    w = Tensor(np.ones((5, 3), np.float32), requires_grad=True)
+    x, optimizer = Tensor(np.ones((9, 5), np.float32)), nn.optim.SGD([w], lr=0.0)
+    for _ in range(rounds):
+        optimizer.zero_grad()
+        h, kept = x @ w, []
+        for _ in range(values):
+            h = h * 1.0
+            kept.append(h)
+        out = OUT[made](x)
+        for i in range(3):
+            y = h[i] * (i + 1)
+            if y.sum().item() > 0:
+                out[i, :3] = y
+        out.sum().backward()
+        assert w.grad is not None and w.grad.sum().item() == 90
+        optimizer.step()
