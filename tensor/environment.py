@@ -278,7 +278,9 @@ class Context(ContextDecorator):
     def __enter__(self) -> Context:
         before = overridden.get()
         self.saved.append(before)
-        overridden.set({**(before or {}), **self.overrides})
+        values = {**(before or {}), **self.overrides}
+        # (what is as without a Context overrides nothing: a loop inside is replayed)
+        overridden.set({k: v for k, v in values.items() if v != REGISTRY[k].common} or None)
         return self
 
     def __exit__(self, *exc: object) -> None:

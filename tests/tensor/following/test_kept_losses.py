@@ -81,6 +81,16 @@ def test_losses_that_are_kept(how: str, before: bool, read: str) -> None:
     assert counts.COUNTS.replays - replays >= STEPS - 8
 
 
+def test_a_context_that_changes_nothing_is_none() -> None:
+    """Tests that say FOLLOW=1 are followed."""
+    with Context(FOLLOW=0):
+        want = run("add", True, "")
+        before = counts.COUNTS.replays
+        assert run("add", True, "") == want and counts.COUNTS.replays == before
+        with Context(FOLLOW=1):
+            assert run("add", True, "") == want and counts.COUNTS.replays - before >= STEPS - 8
+
+
 @pytest.mark.parametrize("follow", [0, 1])
 def test_a_gradient_through_such_a_sum_is_an_error(follow: int) -> None:
     with Context(FOLLOW=follow):
