@@ -41,6 +41,14 @@ class ParamGroup(dict[str, Any]):
         super().__init__(values)
         self.variable = {"lr"}
         self._scalars: dict[tuple[str, int, Any], Tensor] = {}
+        self._listed, self._lists = tuple[int, ...](), 0
+
+    def number_of_list(self) -> int:
+        """How often other parameters have been found in it: the same on all workers, as no id is."""
+        now = (*map(id, self["params"]),)
+        if now != self._listed:
+            self._listed, self._lists = now, self._lists + 1
+        return self._lists
 
     def __setitem__(self, key: str, value: Any) -> None:
         if key in self.variable and not isinstance(value, Tensor):

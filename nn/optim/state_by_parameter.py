@@ -11,19 +11,34 @@ dict at first.
 from __future__ import annotations
 
 from collections.abc import Iterator, MutableMapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
+from manygrad.nn.optim.flat import Flat
 from manygrad.tensor.grad_mode import no_grad
 from manygrad.tensor.tensor import Tensor
 
-if TYPE_CHECKING:
-    from manygrad.nn.optim.optimizer import Optimizer
+
+class KeepsStates(Protocol):
+    """An optimiser, as far as its states are concerned."""
+
+    flats: list[Flat]
+    own_state: dict[Tensor, dict[str, Any]]
+
+    @property
+    def keeps_own_state(self) -> bool:
+        """Whether `own_state` is where they are."""
+
+    def checked(self, entry: dict[str, Any], p: Tensor) -> dict[str, Any]:
+        """A whole state of a parameter, as `load_entries` takes it."""
+
+    def load_entries(self, entries: dict[int, dict[str, Any]]) -> None:
+        """These states, by the parameter's id, are those from now on; the others begin anew."""
 
 
 class StateByParameter(MutableMapping[Tensor, dict[str, Any]]):
     """Parameter -> its states and its count of steps."""
 
-    def __init__(self, optimizer: Optimizer) -> None:
+    def __init__(self, optimizer: KeepsStates) -> None:
         self._optimizer = optimizer
 
     def __getitem__(self, p: Tensor) -> dict[str, Any]:

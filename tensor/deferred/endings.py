@@ -93,7 +93,7 @@ def settings(optimizer: Any) -> list[Any]:
     """What a step of an optimiser depends on besides tensors."""
     found: list[Any] = []
     for group in optimizer.param_groups:
-        found.append((*map(id, group["params"]),))
+        found.append((len(group["params"]), group.number_of_list()))
         for k, v in group.items():
             if k != "params" and k not in group.variable:
                 found.append((k, type(v), v if type(v) in PLAIN else str(v)))

@@ -45,7 +45,7 @@ WHY = {
     ),
     "a gradient": ({"after": "model[0].weight.grad.numpy()"}, 0, ""),
     "a graph": ({"read": "loss.uop"}, 14, "what a tensor is made of is asked for"),
-    "a context": ({"before": "with Context(SEED=0): out = out * 2"}, 12, "it is called inside of a Context"),
+    "a context": ({"before": "with Context(JIT=0): out = out * 2"}, 12, "it is called inside of a Context"),
 }
 
 
