@@ -55,6 +55,7 @@ def install() -> None:
     DifferentiationMixin._leaf_gradients = _gradients(DifferentiationMixin._leaf_gradients)  # type: ignore[method-assign]
     DifferentiationMixin._accumulate = _changes(DifferentiationMixin._accumulate, summed)  # type: ignore[method-assign]
     DifferentiationMixin._clear = _changes(DifferentiationMixin._clear, zeros)  # type: ignore[method-assign]
+    DifferentiationMixin.requires_grad = _after_writes(DifferentiationMixin.requires_grad)  # type: ignore
 
 
 def deferrable(fn: F) -> F:
@@ -109,6 +110,18 @@ def _changes(fn: Callable[..., Any], value: Callable[..., Tensor]) -> Callable[.
             THREAD.trace.change_gradient(fn, value, held, *new)
 
     return change
+
+
+def _after_writes(asked: Any) -> Any:
+    """A property of tensors that depends on what is written to them."""
+    writing = vars(WRITING)["data"]
+
+    def get(t: Tensor) -> Any:
+        if writing and not THREAD.is_inside:
+            THREAD.trace.show_writes(t)
+        return asked.fget(t)
+
+    return property(get, asked.fset, doc=asked.__doc__)
 
 
 def _read(fn: Callable[..., Any]) -> Callable[..., Any]:

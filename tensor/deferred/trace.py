@@ -458,6 +458,12 @@ class Trace:
         # (of what no call here has read, -1, no value depends)
         return any(n >= 0 and tensors[n] is not None and bool(tensors[n]._requires_grad) for n in written)
 
+    def show_writes(self, t: Tensor) -> None:
+        """Makes what was put off, if it writes to `t`, a tensor from before: it may have a gradient then."""
+        if self.writes and (n := self.external.numbers.get(id(t))) is not None:
+            if any(n in c.node.writes for c in self.put_off if type(c) is DeferredCall):
+                self.flush("whether a tensor requires a gradient is asked for")
+
     def check(self) -> None:
         """What was put off to be read is as it was."""
         x = self.external

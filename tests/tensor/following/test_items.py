@@ -122,3 +122,17 @@ def test_what_is_written_to_between_reads_keeps_its_gradients(made: str, values:
         out.sum().backward()
         assert w.grad is not None and w.grad.sum().item() == 90
         optimizer.step()
+
+
+def test_whether_memory_requires_a_gradient_after_a_write_that_is_put_off() -> None:
+    w, found = Tensor([1.0, 2.0], requires_grad=True), []
+    optimizer = nn.optim.SGD([w], lr=0.0)
+    for i in range(8):
+        optimizer.zero_grad()
+        x = Tensor([float(i), 1.0])
+        h = (x * 2).sum()
+        x.add_(w)
+        found.append(x.requires_grad)
+        (x.sum() + h).backward()
+        optimizer.step()
+    assert found == [True] * 8
