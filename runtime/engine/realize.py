@@ -277,6 +277,8 @@ class RealizeEngine:
                 PENDING.discard(t)
             return
         for u in kept_on_the_way(effects, overwritten):
+            if u in becomes:  # (stored as it is)
+                continue
             becomes[u] = new_buffer(u, u.device or default_device())
             effects.append(UOp(Ops.STORE, dtypes.void, (becomes[u], u)))
         sink = UOp(Ops.SINK, dtypes.void, tuple(dict.fromkeys(effects)))

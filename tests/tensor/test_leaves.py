@@ -333,6 +333,14 @@ def _lazily_over_a_write(w: Tensor, opt: Any) -> Tensor:
     return h
 
 
+def _copied_and_stored_with_a_write(w: Tensor, opt: Any) -> Tensor:
+    h, other = w.clone(), leaf(1)
+    with no_grad():
+        w.mul_(0.9)
+    other.tolist()  # (which carries out the write, and so stores the copy)
+    return h
+
+
 def _kept_over_a_step(w: Tensor, opt: Any) -> Tensor:
     kept = (w * 3).sin()
     w.sum().backward()
