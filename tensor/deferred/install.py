@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable
 from typing import Any, TypeVar, cast
 
 from manygrad.tensor.autocast import autocast_dtype, converted
+from manygrad.tensor.deferred.changed_gradients import summed, zeros
 from manygrad.tensor.deferred.endings import end_with_read, is_read, may_read_written
-from manygrad.tensor.deferred.trace import THREAD, WRITING, begin, flush_writers, note_communication, summed, zeros
+from manygrad.tensor.deferred.trace import THREAD, WRITING, begin, flush_writers, note_communication
 from manygrad.tensor.engine import engine
 from manygrad.tensor.environment import FOLLOW
 from manygrad.tensor.lock import LOCK
@@ -116,6 +117,7 @@ def _after_writes(asked: Any) -> Any:
     """A property of tensors that depends on what is written to them."""
     writing = vars(WRITING)["data"]
 
+    @functools.wraps(asked.fget)
     def get(t: Tensor) -> Any:
         if writing and not THREAD.is_inside:
             THREAD.trace.show_writes(t)

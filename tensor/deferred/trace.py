@@ -539,20 +539,6 @@ def part_of(whole: Tensor, *steps: Any) -> Tensor:
     return whole._new(u)
 
 
-def summed(held: Tensor, new: Tensor) -> Tensor:
-    """A gradient and what is added to it."""
-    return _placed(new + held, held)
-
-
-def zeros(held: Tensor) -> Tensor:
-    """In the place of a gradient."""
-    return _placed(held.zeros_like(), held)
-
-
-def _placed(changed: Tensor, held: Tensor) -> Tensor:
-    return changed._shard_like(held) if isinstance(held.device, tuple) else changed
-
-
 def flush_writers(mine: Trace) -> None:
     """Makes calls that other threads have put off, and that write: what is built now reads what they write."""
     for trace in list(WRITING.values()) if WRITING else ():
@@ -600,6 +586,4 @@ __all__ = [
     "flush_writers",
     "making_calls",
     "note_communication",
-    "summed",
-    "zeros",
 ]

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.checkpoint import scripts
 
 HERE = Path(__file__).resolve().parent
 STEPS = 9
@@ -17,19 +15,7 @@ STEPS = 9
 
 def trained(nodes: int, steps: int, folder: Path, *options: str, code: int = 0, more: tuple[str, ...] = ()) -> Any:
     """What each rank of `local_sgd.py` has written; nothing where it is to end otherwise."""
-    out = folder.parent / f"{folder.name}-{nodes}-{steps}"
-    launcher = [sys.executable, "-P", "-m", "manygrad.launcher.cli", str(HERE / "local_sgd.py"), "--nodes", str(nodes)]
-    launcher += ["--grace", "60", *more, "--run-dir", f"{out}.run", "--"]
-    done = subprocess.run(
-        [*launcher, str(folder), str(out), str(steps), *options],
-        env={**os.environ, "THREADS": "1"},
-        cwd=folder.parent,
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert done.returncode == code, done.stdout + done.stderr
-    return [] if code else [json.loads(Path(f"{out}.{rank}").read_text()) for rank in range(nodes)]
+    return scripts.trained("local_sgd.py", nodes, steps, folder, *options, code=code, more=("--grace", "60", *more))
 
 
 @pytest.fixture(scope="module")

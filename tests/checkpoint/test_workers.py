@@ -4,33 +4,20 @@ not; each worker writes a part."""
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.checkpoint import scripts
+
 HERE = Path(__file__).resolve().parent
 
 
-def trained(nodes: int, steps: int, folder: Path, *options: str, code: int = 0) -> list[dict[str, Any]]:
-    """What each rank of `training.py` has written; nothing where it is to end otherwise."""
-    out = folder.parent / f"{folder.name}-{nodes}-{steps}"
-    launcher = [sys.executable, "-P", "-m", "manygrad.launcher.cli", str(HERE / "training.py"), "--nodes", str(nodes)]
-    done = subprocess.run(
-        [*launcher, "--run-dir", f"{out}.run", "--", str(folder), str(out), str(steps), *options],
-        env={**os.environ, "THREADS": "1"},
-        cwd=folder.parent,
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert done.returncode == code, done.stdout + done.stderr
-    return [] if code else [json.loads(Path(f"{out}.{rank}").read_text()) for rank in range(nodes)]
+trained = partial(scripts.trained, "training.py")
 
 
 @pytest.fixture(scope="module")
