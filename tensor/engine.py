@@ -23,14 +23,16 @@ class MadeCalls(NamedTuple):
     """Calls that were recorded.
 
     `out`: what they give; `replay`: of them (`tensor/deferred/tree.py`), where there can be one; `flowing`: places
-    of what a gradient flows on from. Of values that live on besides: `graphs`, of each by its place; `own`: the
-    nodes in them that stand for the inputs; `stored`: places of those that were stored, too, and numbers below 0 of
-    memory that they read, which are the last ones of `out`; `lasts`: whether the graphs are right after each replay.
+    of what a gradient flows on from; `state_flows`: whether one flows on from memory that they write. Of values that
+    live on besides: `graphs`, of each by its place; `own`: the nodes in them that stand for the inputs; `stored`:
+    places of those that were stored, too, and numbers below 0 of memory that they read, which are the last ones of
+    `out`; `lasts`: whether the graphs are right after each replay.
     """
 
     out: list[Tensor]
     replay: Any
     flowing: list[int]
+    state_flows: bool
     own: list[UOp]
     graphs: dict[int, UOp]
     stored: list[int]

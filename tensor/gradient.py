@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.environment import DETECT_ANOMALY
 from manygrad.tensor.source import LINE, line_of, standing_at
-from manygrad.tensor.stored import ENDED, FORMER, HISTORY, carries, is_overwritten, leaves_before
+from manygrad.tensor.stored import ENDED, FORMER, HISTORY, carries, is_hidden, is_overwritten, leaves_before
 from manygrad.tensor.uop import Ops, UOp, toposort
 from manygrad.tensor.uop.rewrite import substitute
 from manygrad.tensor.uop.shape import numel
@@ -260,6 +260,12 @@ def with_history(root: UOp, leaves: Iterable[Tensor]) -> tuple[UOp, dict[UOp, UO
         if u.op is Ops.CONTIGUOUS and u.arg in numbered:
             done[u] = numbered[u.arg]
             continue
+        if is_hidden(u):
+            raise RuntimeError(
+                f"backward(): a value of shape {u.shape} was detached, and then written in place with what has a "
+                "gradient, while what it was detached from is still there and shares its memory; use x = x + y where "
+                "there is x += y, or clone() what is detached"
+            )
         if not carries(u):  # (what is below counts as it is stored, unless something else stands on it)
             done[u] = u
             detached.append(u)

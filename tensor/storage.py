@@ -35,7 +35,7 @@ from manygrad.tensor.source import mark
 from manygrad.tensor.stored import ORIGIN, has_ended, has_live_history, note_former
 from manygrad.tensor.uop import GroupOp, Ops, UOp
 from manygrad.tensor.uop.shape import attached, numel, unviewed
-from manygrad.tensor.uop.views import OTHER_WIDTH, STEPS, below, memory, rebased
+from manygrad.tensor.uop.views import HIDDEN, OTHER_WIDTH, STEPS, below, memory, rebased
 
 if TYPE_CHECKING:
     from manygrad.tensor.tensor import Tensor
@@ -264,6 +264,11 @@ def start(u: UOp) -> UOp:
     return u
 
 
+def waits(t: Tensor) -> bool:
+    """Whether it lies in memory that assignments wait for."""
+    return memory(t.uop).op is Ops.AFTER
+
+
 def before_writes(u: UOp) -> UOp:
     """Memory as it was before the assignments that wait."""
     while u.op is Ops.AFTER:
@@ -303,19 +308,24 @@ def note_assignment(t: Tensor) -> None:
 
 
 @locked
-def write(t: Tensor, value: Tensor, anew: bool) -> None:
+def write(t: Tensor, value: Tensor, anew: bool, joins: bool | None = False) -> None:
     """Writes `value`, of the shape and type of `t`, where `t` lies, or makes the memory's value `anew`;
-    everything that shares it shows it."""
+    everything that shares it shows it. `joins`: as `as_written` has it (`tensor/ops/differentiation.py`)."""
     about_to_change(t)
     if not anew and not is_stored(t.uop):
         store(t)
     together, base = sharing(t), memory(t.uop)
+    before = UOp(Ops.DETACH, base.dtype, (base,)) if joins else base
+    for s in together if joins is not False else ():
+        if (now := attached(s.uop)) is not s.uop and not s._requires_grad:
+            s.uop = now if joins else UOp(Ops.DETACH, now.dtype, (now,), HIDDEN)
     moves, value = _at_base(t.uop, base, value)
     target = _moved(moves, base)
     axis = engine().sharding_axis
     if moves and (anew or (isinstance(base.device, tuple) and axis(base) is not None and axis(target) is None)):
         # (a part of the dim that is cut: by position in the whole)
-        value, target = (place(value._new(base), moves, value), base)
+        with grad_mode.set_grad_enabled(anew or grad_mode.is_grad_enabled()):
+            value, target = place(value._new(before), moves, value), base
     if anew:
         move(together, base, value.uop, pending=False)
         if base.op in MEMORY and len(together) > 1:  # (that said so far that they are one storage)
@@ -401,5 +411,6 @@ __all__ = [
     "start",
     "store",
     "unrealized",
+    "waits",
     "write",
 ]

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from manygrad.tensor.uop import Ops, UOp
 from manygrad.tensor.uop.table import Table
-from manygrad.tensor.uop.views import memory
+from manygrad.tensor.uop.views import HIDDEN, memory
 
 
 class LeafTensor(Protocol):
@@ -63,6 +63,8 @@ HISTORY: Table[tuple[UOp | None, int]] = Table("history")
 # Why no gradient flows on from a stored value that is no constant: it was computed from leaves that had been written
 # to, or written itself with what has a gradient. Only backward() through it asks; a metric is read as any number.
 ENDED: Table[str] = Table("ended")
+# The memory of a value that was written with what has a gradient: no replay takes it for free while the value lives.
+HELD: Table[Any] = Table("held")
 WRITTEN: Table[int] = Table("written")  # when an assignment last wrote here
 SOURCES: Table[Sources] = Table("sources")  # what a gradient does not see, as there is no history
 ORIGIN: Table[UOp] = Table("origin")  # the value that memory is to hold which nothing is stored in yet
@@ -89,17 +91,21 @@ def carries(u: UOp) -> bool:
     return u.op is not Ops.DETACH and not (u.dtype.is_int or u.dtype.is_bool)
 
 
+def is_hidden(u: UOp) -> bool:
+    """Whether `u` is a DETACH, of memory that others have a gradient through, behind which it was written to with what
+    has one."""
+    return u.op is Ops.DETACH and u.arg == HIDDEN
+
+
 def has_ended(u: UOp) -> bool:
     """Whether a stored value had a gradient, and has none any more."""
     return u in ENDED or (u in HISTORY and HISTORY[u][0] is None)
 
 
-def end_alike(new: UOp, old: UOp) -> None:
-    """A stored value has no gradient any more where another one has none."""
-    if old in ENDED:
-        ENDED[new] = ENDED[old]
-    elif has_ended(old):
-        HISTORY[new] = HISTORY[old]
+def was_written(u: UOp) -> bool:
+    """Whether the history of a stored value is one of writes to it: what was there before is gone."""
+    graph, _ = HISTORY.get(u) or (None, 0)
+    return graph is not None and graph.op is Ops.AFTER
 
 
 def is_overwritten(graph: UOp | None, clock: int) -> bool:

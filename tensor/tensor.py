@@ -32,7 +32,7 @@ from manygrad.tensor.ops.counting import CountingMixin
 from manygrad.tensor.ops.creation import CreationMixin
 from manygrad.tensor.ops.decomposition import DecompositionMixin
 from manygrad.tensor.ops.diagonal import DiagonalMixin
-from manygrad.tensor.ops.differentiation import DifferentiationMixin, hides_gradient, own_view, unchanged_gradient
+from manygrad.tensor.ops.differentiation import DifferentiationMixin, as_written, own_view
 from manygrad.tensor.ops.distance import DistanceMixin
 from manygrad.tensor.ops.distributions import DistributionsMixin
 from manygrad.tensor.ops.division import DivisionMixin
@@ -305,15 +305,14 @@ class Tensor(
         storage.note_assignment(self)
         if x.uop is self.uop:
             return self
-        hides = hides_gradient(self)
-        if hides:
-            x = unchanged_gradient(x, self)
+        x, made, joins = as_written(self, x)
         if overlaps(self.uop) and (self._is_stored or self._storage is not None):
             raise ValueError(
                 f"assign: {self.shape} is an expanded view, whose elements share memory; "
                 "assign to what was expanded, or to a clone()"
             )
-        anew = True if hides else None if not self._is_stored else anew
+        if made is not None or not self._is_stored:
+            anew = made
         # (a step of training by hand is a write: what is read in each step may never be the weights)
         is_step = self._requires_grad and self.uop in x.uop.toposort()
         if not is_step and not self._is_stored and len(storage.sharing(self)) == 1:  # the value becomes this tensor's
@@ -324,7 +323,7 @@ class Tensor(
             # (what lies in memory is another's)
             self._become(UOp(Ops.CONTIGUOUS, x.dtype, (x.uop,)) if x._is_stored else x.uop)
         elif self.numel():
-            storage.write(self, x, storage.becomes_new(self, x) if anew is None else anew)
+            storage.write(self, x, storage.becomes_new(self, x) if anew is None else anew, joins)
         return self
 
     @property

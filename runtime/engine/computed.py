@@ -7,28 +7,39 @@ from collections.abc import Iterable, Iterator
 from manygrad.runtime.current import current
 from manygrad.runtime.engine.linear import capture
 from manygrad.runtime.engine.recovery import assigned
+from manygrad.runtime.storage import buffers_of
 from manygrad.tensor.dtype import dtypes
+from manygrad.tensor.engine import engine
+from manygrad.tensor.source import line_of
 from manygrad.tensor.storage import MEMORY, PENDING, TRAINED, unrealized
 from manygrad.tensor.stored import (
     ENDED,
     FORMER,
+    HELD,
     HISTORY,
+    LOST,
     ORIGIN,
     SOURCES,
     WRITTEN,
     Sources,
     carries,
     has_ended,
+    has_live_history,
     leaves_before,
 )
 from manygrad.tensor.tensor import Tensor
 from manygrad.tensor.uop import Ops, UOp, standing_on, toposort
 from manygrad.tensor.uop.rewrite import substitute
+from manygrad.tensor.uop.table import Table
 from manygrad.tensor.uop.views import memory, rebased
 from manygrad.tensor.uop.walk import together
 
+MOST_WRITES = (
+    100  # one after the other, whose gradients are remembered: a state that is carried on for ever holds no more
+)
+COUNT: Table[int] = Table("count")  # of those that the history of memory has
+WROTE_OFTEN = f"was written to more than {MOST_WRITES} times with what has a gradient, each time stored"
 WROTE_LEAF = "was computed from a parameter, and read after that had been written to (by an optimiser step, in place)"
-WROTE_VALUE = "was written in place with what has a gradient (x += p, where x = x + p keeps it), and read"
 
 
 def stored_on(device: str | tuple[str, ...] | None, becomes: dict[UOp, UOp]) -> dict[UOp, UOp]:
@@ -85,18 +96,24 @@ def remember(computed: dict[UOp, UOp], becomes: dict[UOp, UOp], overwritten: set
     """
     trained, flowing = _trained(computed), _flowing(becomes)
     trained_memory = {assigned(memory(t.uop)) for t in TRAINED} if flowing else set()
+    written: dict[UOp, UOp] = {}  # memory that a gradient flows on from -> the last assignment to it
+    before: dict[UOp, tuple[UOp | None, int]] = {}  # the history of what lay there, where a gradient flowed from it
     for u, buffer in becomes.items():
         if u.op is Ops.AFTER:
-            if has_ended(buffer):
+            if has_live_history(buffer):
+                before[buffer] = HISTORY[buffer]
+            elif has_ended(buffer):
                 ENDED.setdefault(buffer, WROTE_LEAF)
             HISTORY.pop(buffer)
             SOURCES.pop(buffer)
             ORIGIN.pop(buffer)
             WRITTEN[buffer] = clock
             if buffer not in trained_memory:  # (what is assigned to a leaf is its value)
-                _note_writes(u, buffer, flowing)
+                _note_writes(u, buffer, flowing, written, before)
         elif u in FORMER:
             FORMER[buffer] = FORMER[u]
+    for buffer, u in written.items():
+        _remember_writes(u, buffer, becomes, overwritten, clock, before.get(buffer))
     leaves = {t.uop for t in TRAINED}
     floats = [u for u in computed if u not in leaves and u.dtype.is_float]
     values = [u for u in floats if u in trained or u in flowing]
@@ -177,15 +194,63 @@ def _flowing(roots: Iterable[UOp]) -> set[UOp]:
     return {u for u in standing_on(roots, ends, lambda u: not carries(u)) if carries(u)}
 
 
-def _note_writes(u: UOp, buffer: UOp, flowing: set[UOp]) -> None:
+def _note_writes(
+    u: UOp,
+    buffer: UOp,
+    flowing: set[UOp],
+    written: dict[UOp, UOp],
+    before: dict[UOp, tuple[UOp | None, int]],
+) -> None:
     """What an assignment leaves in memory: more that a gradient would have to flow through, or none of it any more."""
     for store in u.src[1:]:
-        if store.op is Ops.STORE and store.arg is None:
-            target, value = store.src
-            if value in flowing:
-                ENDED[buffer] = WROTE_VALUE
-            elif target.op in MEMORY and value.op is not Ops.DETACH:
-                ENDED.pop(buffer)
+        if store.op is not Ops.STORE or store.arg is not None:
+            continue
+        target, value = store.src
+        flows, is_whole = value in flowing, target.op in MEMORY and value.op is not Ops.DETACH
+        if is_whole and not (
+            flows and value in standing_on([value], lambda x: x is u.src[0], lambda x: not carries(x))
+        ):
+            written.pop(buffer, None)
+            before.pop(buffer, None)
+            ENDED.pop(buffer)
+            HELD.pop(buffer)
+        if flows or buffer in written or buffer in before:
+            written[buffer] = u
+
+
+def _remember_writes(
+    last: UOp,
+    buffer: UOp,
+    becomes: dict[UOp, UOp],
+    overwritten: set[UOp],
+    clock: int,
+    history: tuple[UOp | None, int] | None,
+) -> None:
+    """Memory that was written with what has a gradient keeps the graph of its writes. What was there before, with a
+    `history` perhaps, has another node in it: its gradient can be had, its value is gone."""
+    own = {last, *_earlier(last)}
+    apart = lambda x: x not in own and (x.op is Ops.AFTER or x in becomes)  # noqa: E731
+    has_gone = standing_on([last], lambda x: x not in own and x in overwritten, apart)
+    ended = standing_on([last], lambda x: x not in own and has_ended(x), lambda x: apart(x) or not carries(x))
+    HELD[buffer] = buffers_of(buffer)
+    if last in has_gone or last in ended:
+        ENDED.setdefault(buffer, WROTE_LEAF)
+    if buffer in ENDED:
+        return
+    count = COUNT.get(buffer) or 0 if history is not None else 0
+    COUNT[buffer] = count + 1
+    if count >= MOST_WRITES:
+        COUNT[buffer], ENDED[buffer] = 0, WROTE_OFTEN
+        return
+    before = engine().new_buffer(buffer, buffer.arg.device)
+    LOST[before] = (
+        f"the gradient needs a value of shape {buffer.shape} as it was before it was written to in place "
+        f"({line_of(last)}); write x = x * y where there is x *= y, which makes a new tensor"
+    )
+    if history is not None:
+        HISTORY[before] = history
+    now = {x: b for x, b in stored_on(buffer.arg.device, becomes).items() if x not in own}
+    HISTORY[buffer] = (substitute(last, now | {buffer: before}), clock)
 
 
 def _trained(roots: Iterable[UOp]) -> set[UOp]:

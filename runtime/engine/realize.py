@@ -41,7 +41,7 @@ from manygrad.tensor.function import TRACING, refuse_traced
 from manygrad.tensor.lock import locked
 from manygrad.tensor.source import LINE, line_of, mark, user_line
 from manygrad.tensor.storage import LIVE, MEMORY, MOVES, PENDING, Storage
-from manygrad.tensor.stored import WRITTEN
+from manygrad.tensor.stored import HISTORY, WRITTEN
 from manygrad.tensor.tensor import Tensor
 from manygrad.tensor.uop import BufferSpec, Ops, UOp, standing_on, toposort
 from manygrad.tensor.uop.rewrite import substitute
@@ -568,6 +568,8 @@ class RealizeEngine:
         self.clock += 1
         for u in buffers:
             WRITTEN[u] = self.clock
+            if u in HISTORY:  # (of what was there)
+                HISTORY[u] = (None, self.clock)
 
     def count_update(self) -> None:
         GlobalCounters.updates += 1

@@ -13,7 +13,7 @@ from manygrad.runtime.storage import STORAGE
 from manygrad.tensor.engine import MadeCalls
 from manygrad.tensor.grad_mode import set_grad_enabled
 from manygrad.tensor.storage import LIVE, PENDING, is_stored
-from manygrad.tensor.stored import HISTORY, is_overwritten
+from manygrad.tensor.stored import HISTORY, is_overwritten, was_written
 from manygrad.tensor.tensor import Tensor
 from manygrad.tensor.uop import Ops, UOp, toposort
 from manygrad.tensor.uop.rewrite import substitute
@@ -66,6 +66,7 @@ def capture_calls(
     histories = [history(t.uop) for t in recorded.out]
     over = [n for n, found in enumerate(histories) if found is OVERWRITTEN]
     given = {i.own.uop: t.uop for i, t in zip(recorded.inputs, inputs)}
+    state_flows = any(i.written and history(i.own.uop) is FLOWS for i in recorded.inputs)
     for u, node in given.items():
         if (entry := HISTORY.pop(u)) is not None:  # (a value that was read before, and goes on)
             HISTORY[node] = (None if entry[0] is None else substitute(entry[0], given), entry[1])
@@ -83,9 +84,9 @@ def capture_calls(
     used = set(toposort(graphs.values()))
     read = [n for n, t in enumerate(recorded.out) if t.uop in used or memory(t.uop) in used]
     lasts = all(n not in over and recorded.out[n].uop in made for n in read)
-    lasts = lasts and not any(u.op in (Ops.AFTER, Ops.PARAM) for u in used)
+    lasts = lasts and not any(u.op in (Ops.AFTER, Ops.PARAM) or was_written(u) for u in used)
     flowing = [k for k, found in enumerate(histories) if found is FLOWS]
-    return MadeCalls(out, replay, flowing, own, graphs, stored, lasts)
+    return MadeCalls(out, replay, flowing, state_flows, own, graphs, stored, lasts)
 
 
 def graphs_of(kept: list[Tensor], stable: set[UOp]) -> tuple[dict[int, UOp], dict[UOp, int]]:
@@ -106,7 +107,7 @@ def graphs_of(kept: list[Tensor], stable: set[UOp]) -> tuple[dict[int, UOp], dic
 
 def graph_of(u: UOp) -> UOp:
     graph, _ = HISTORY.get(u) or (None, 0)
-    return u if graph is None else graph
+    return u if graph is None or was_written(u) else graph
 
 
 def history(u: UOp) -> int:

@@ -17,7 +17,7 @@ from manygrad.runtime.jit.memory import stored, whole
 from manygrad.runtime.storage import STORAGE, buffers_of
 from manygrad.tensor.standin import part
 from manygrad.tensor.storage import LIVE, PENDING, TensorSet, assignments, is_stored
-from manygrad.tensor.stored import SOURCES, Sources
+from manygrad.tensor.stored import ENDED, HISTORY, SOURCES, Sources, was_written
 from manygrad.tensor.tensor import Tensor
 from manygrad.tensor.uop import UOp, standing_on
 from manygrad.tensor.uop.views import memory
@@ -154,6 +154,9 @@ def record(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
             own = inputs[twin].own if twin is not None else stored(t).clone().realize()
             kind = None if binds(t) else (t.shape, t.dtype, t.device, cut_of(t))
             SOURCES[own.uop] = Sources.of(memory(t.uop))  # (what is made of the one is made of the other)
+            if was_written(memory(t.uop)):  # (state, as the function may write it again)
+                HISTORY.pop(own.uop)
+                ENDED[own.uop] = "was written with what has a gradient before this call of a captured function"
             if all(b.agreed for b in buffers_of(memory(t.uop))):  # (and differs by rank where that may)
                 for b in buffers_of(own.uop):
                     b.agreed = True

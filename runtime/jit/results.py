@@ -29,7 +29,7 @@ from manygrad.runtime.storage import SPOILED, STORAGE, buffers_of, restore, stor
 from manygrad.tensor.engine import engine
 from manygrad.tensor.grad_mode import enable_grad
 from manygrad.tensor.storage import LIVE, is_stored
-from manygrad.tensor.stored import HISTORY, end_alike
+from manygrad.tensor.stored import ENDED, HISTORY
 from manygrad.tensor.tensor import Tensor
 from manygrad.tensor.uop import UOp
 from manygrad.tensor.uop.views import memory, rebased
@@ -37,6 +37,7 @@ from manygrad.tensor.uop.views import memory, rebased
 Passed = Mapping[int, Tensor]  # by the id of an input's own tensor, the argument of this call
 Owner = tuple["weakref.ref[Tensor]", int]  # a tensor, and the number of the one that is its gradient
 Leaf = Callable[[Passed, dict[str, int]], Any]
+OVER = (None, 0)  # the history of what a replay gives
 
 
 class Returned:
@@ -106,6 +107,8 @@ class ResultMemory:
         self.now, self.spare = Returned(node, tensors), None
         self.moves = [_moves(b, items) for b in self.now.buffers]
         self.owners: list[Owner] = []
+        # why no gradient flows back from what is given, as the function leaves it (who holds it may write to it)
+        self.ended, self.is_over = ENDED.get(node), False
 
     now: Returned
     spare: Returned | None
@@ -127,7 +130,10 @@ class ResultMemory:
                 storage(node)
             else:
                 self._copy_away(node)
-            end_alike(node, old.node)
+            if self.ended:
+                ENDED[node] = self.ended
+            elif self.is_over:
+                HISTORY[node] = OVER
             self.now = Returned(node, [_as(t, rebased(t.uop, old.node, node)) for t in self._as_made(old)])
         self.spare = old if is_moved else None  # (else the calls write where they did)
         for moves, b in zip(self.moves, self.now.buffers):
@@ -203,8 +209,9 @@ class Results:
 
     def end_histories(self) -> None:
         """No gradient flows back through a replay: from now on backward() from what is given says so."""
-        for node in [s.now.node for s in self.slots if s.now.node in HISTORY]:
-            HISTORY[node] = (None, 0)
+        for s in self.slots:
+            if s.now.node in HISTORY:
+                s.is_over, HISTORY[s.now.node] = True, OVER
 
     def renew(self, mark: object) -> bool:
         """Before a replay. `mark`: as in `TensorSet.newer`; what is made here is not new to it. Whether a result will

@@ -136,6 +136,10 @@ class External:
         note_state(list(found.values()))
         return tuple(sorted(found)) or (-1,)
 
+    def has_histories(self) -> bool:
+        """Whether a gradient flows on from memory that calls have written to."""
+        return any(t is not NOBODY and not t._requires_grad and has_live_history(memory(t.uop)) for t in self.tensors)
+
     def let_go(self, first: int) -> None:
         """Calls that read the inputs from number `first` on were made: these live as long as the program has them."""
         numbers, released = self.numbers, self.released

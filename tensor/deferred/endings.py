@@ -24,6 +24,7 @@ from manygrad.tensor.uop.views import memory
 OPTIMIZERS: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # each one's own number
 _numbers = itertools.count(1)
 FLOWS_ON = "a gradient flows on from values that live on after the step"
+STATE_FLOWS = "a gradient flows on from memory that is written (x += p, where x = x + p is a new value)"
 MOST_UNWRITTEN = 256  # calls of a trace that writes; then a read makes them, whatever it reads
 MOST_UNREAD = 16  # values of a trace; then a read stores what lives on, which has no gradient afterwards
 PLAIN = frozenset({bool, int, float, str, type(None)})  # which are equal where they are the same
@@ -187,6 +188,7 @@ def end_with_read(trace: Trace, numbers: Sequence[int] = ()) -> None:
                 done, goes_on = read_as_one(trace, numbers)
         if not done:
             give_up(trace, "a value that is read")
+        goes_on = goes_on and not trace.external.has_histories()
     finally:
         if not goes_on:
             begin(trace.tree)
@@ -543,6 +545,8 @@ def note_recorded(
         ending.plain = "the calls made state that lives on, or computed nothing"
     elif communicated and not ending.communicates:
         ending.plain = "ranks communicate for a value that lives on, and that nothing asks for"
+    elif made.state_flows:
+        ending.plain = STATE_FLOWS
     elif kept is not None:
         if not made.lasts:
             ending.plain = "a value that lives on stands on what is overwritten, or on memory of the calls"

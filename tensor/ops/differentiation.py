@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from manygrad.tensor import grad_mode
+from manygrad.tensor import grad_mode, storage
 from manygrad.tensor.changes import CHANGES
 from manygrad.tensor.gradient import compute_gradients, hooked, with_history
 from manygrad.tensor.hooks import RemovableHandle
 from manygrad.tensor.lock import locked
-from manygrad.tensor.source import LINE
+from manygrad.tensor.source import LINE, user_line
 from manygrad.tensor.storage import LIVE, MEMORY, MOVES, TRAINED, Storage, about_to_change, is_stored
 from manygrad.tensor.stored import (
     ENDED,
@@ -20,12 +20,15 @@ from manygrad.tensor.stored import (
     HISTORY,
     SOURCES,
     carries,
+    has_ended,
     has_live_history,
+    is_hidden,
     leaves_before,
     note_former,
 )
 from manygrad.tensor.uop import Ops, UOp
-from manygrad.tensor.uop.views import STEPS, memory
+from manygrad.tensor.uop.shape import attached
+from manygrad.tensor.uop.views import memory
 
 if TYPE_CHECKING:
     from manygrad.tensor.tensor import Tensor
@@ -324,26 +327,58 @@ def is_computed_from_trained(t: Tensor) -> bool:
     # (a new model's parameters stand on no memory: nothing else is asked of each)
     if not any(u.op in MEMORY or (u.op in _LEAVES and u.arg is not None) for u in t.uop.toposort(carries)):
         return False
-    leaves = {x.uop for x in TRAINED}
-    return t.uop not in leaves and _stands_on(t.uop, leaves)
+    return _stands_on_leaf(t.uop)
 
 
-def hides_gradient(t: Tensor) -> bool:
-    """Whether a gradient flows through its memory, a computed value, of which a write to it is to say nothing."""
-    base = memory(t.uop)
-    if t._requires_grad or not t.dtype.is_float or (base.op in MEMORY and base not in HISTORY):
-        return False
-    if grad_mode.is_grad_enabled() and t.uop is undetached(t.uop):
-        return False
-    leaves = {x.uop for x in TRAINED}
-    return base not in leaves and _stands_on(base, leaves)
+class Written(NamedTuple):
+    """What a write leaves, as far as gradients go.
+
+    `value`: what is written; `anew`: whether it makes a new value of what is in memory (None: where backward() needs
+    what was there); `joins`: whether the tensor, and its views, that no gradient flowed through have the value's now
+    (None: it would, but others in that memory have another one).
+    """
+
+    value: Tensor
+    anew: bool | None = None
+    joins: bool | None = False
+
+
+def as_written(t: Tensor, value: Tensor) -> Written:
+    """`value` as it is written to `t`, which is no leaf, and whose views have the same gradient.
+
+    Under no_grad() the gradient that flowed through what is written to flows on as if nothing were written. Of what was
+    made under no_grad(), or detached, others may be left that a gradient flows through: they keep it, too.
+    """
+    on = grad_mode.is_grad_enabled()
+    if t._requires_grad or not t.dtype.is_float:
+        return Written(value)
+    if not on and value.uop.op is not Ops.DETACH and not grad_mode.STOPPED(value.uop):
+        value = value._new(value.uop)
+    is_apart = attached(t.uop) is not t.uop
+    if on and not is_apart:
+        return Written(value)
+    has_gradient, base = on and value.requires_grad, memory(t.uop)
+    flows = (base.op is not Ops.BUFFER or base in HISTORY) and _stands_on_leaf(base)
+    if not flows and not has_gradient:
+        return Written(value)
+    if is_apart and not any(s._requires_grad or attached(s.uop) is s.uop for s in storage.sharing(t)):
+        if has_gradient and flows and storage.waits(t):
+            raise RuntimeError(
+                f"{user_line()}: a value that has a gradient is written in place to what was detached (shape {t.shape})"
+                ", while another write to it waits that has one, too; use x = x + y where there is x += y"
+            )
+        return Written(value, True if has_gradient and (flows or has_ended(base)) else None, has_gradient)
+    joins = None if has_gradient else False
+    if flows:
+        return Written(unchanged_gradient(value, t), not storage.waits(t), joins)
+    return Written(value.detach() if is_apart else value, None, joins)
 
 
 def unchanged_gradient(value: Tensor, old: Tensor) -> Tensor:
     """`value`, written past the gradient of `old`, which flows on as if nothing were written (torch's `data`)."""
     with grad_mode.enable_grad():
         now = value._new(UOp(Ops.DETACH, value.dtype, (value.uop,)))
-        before = old._new(undetached(old.uop))
+        before = old._new(attached(old.uop))
         from manygrad.tensor.ops.elementary import with_gradient
 
         return with_gradient(now, "unchanged", None, lambda g, _: (g,), before)
@@ -354,18 +389,19 @@ def own_view(u: UOp) -> UOp:
     return UOp(Ops.DETACH, u.dtype, (u,), next(_leaves)) if is_stored(u) else u
 
 
-def undetached(u: UOp) -> UOp:
-    """The view of memory that `u` is, through which the memory's gradient flows."""
-    if u.op is Ops.DETACH:
-        return undetached(u.src[0])
-    return u.replace(src=(undetached(u.src[0]), *u.src[1:])) if u.op in STEPS else u
+def _stands_on_leaf(base: UOp) -> bool:
+    """Whether a gradient flows on from what lies there, which is no leaf."""
+    leaves = {x.uop for x in TRAINED}
+    return base not in leaves and _stands_on(base, leaves)
 
 
 def _stands_on(root: UOp, leaves: set[UOp]) -> bool:
     """Whether a gradient flows from it to any of these, or to a stored value that has, or had, one."""
     below = root.toposort(carries)
     has = lambda u: u in HISTORY or u in ENDED  # noqa: E731
-    return any(u in leaves or (has(u) and carries(u)) or (u in FORMER and leaves_before(u)) for u in below)
+    return any(
+        u in leaves or is_hidden(u) or (has(u) and carries(u)) or (u in FORMER and leaves_before(u)) for u in below
+    )
 
 
 def flows_on(root: UOp) -> bool:

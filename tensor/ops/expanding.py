@@ -25,7 +25,7 @@ class ExpandingMixin:
                 raise ValueError(
                     f"expand {self.shape} to {out}: a dim of {h} cannot become {w}; only dims of size 1 expand"
                 )
-        return self._broadcast(out)
+        return self._viewed_whole() if out == self.shape else self._broadcast(out)
 
     def expand_as(self: Tensor, other: Tensor) -> Tensor:
         return self.expand(other.shape)

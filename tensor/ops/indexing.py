@@ -15,7 +15,7 @@ from manygrad.tensor.engine import engine
 from manygrad.tensor.lock import locked
 from manygrad.tensor.ops.broadcast import broadcast_shape
 from manygrad.tensor.ops.checking import checked
-from manygrad.tensor.ops.differentiation import hides_gradient, unchanged_gradient
+from manygrad.tensor.ops.differentiation import as_written
 from manygrad.tensor.ops.inplace import refuse_leaf
 from manygrad.tensor.source import mark
 from manygrad.tensor.uop import GroupOp, Ops, UOp
@@ -284,8 +284,8 @@ class IndexingMixin:
             if isinstance(value, Tensor)
             else Tensor(value, dtype=self.dtype, device=self.device if isinstance(self.device, str) else None)
         )
-        hides = hides_gradient(self)
-        anew = hides or storage.becomes_new(self, v)
+        _, made, joins = as_written(self, v)
+        anew = storage.becomes_new(self, v) if made is None else made
         if not anew and not self._is_stored:
             storage.store(self)
         view, tensors = self._basic(index)
@@ -302,7 +302,7 @@ class IndexingMixin:
             view, v = view._put_at(tensors, v)
         v = _fitted(v, view.shape)
         if view.numel():
-            storage.write(view, unchanged_gradient(v, view) if hides else v, anew)
+            storage.write(view, as_written(view, v).value, anew, joins)
         return self
 
 

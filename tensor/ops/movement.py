@@ -7,6 +7,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from manygrad.tensor.dtype import DType
+from manygrad.tensor.grad_mode import STOPPED, is_grad_enabled
 from manygrad.tensor.uop import GroupOp, Ops, UOp
 from manygrad.tensor.uop.show import text_of_index, text_of_shape
 from manygrad.tensor.uop.symbolic import as_index, floordiv, iconst, mod, product, to_sint, vmax, vmin
@@ -45,7 +46,7 @@ class MovementMixin:
             new[new.index(-1)] = self._missing_dim(new)
         out = tuple(new)
         if out == self.shape:
-            return self
+            return self._viewed_whole()
         plain = all(isinstance(d, int) for d in (*out, *self.shape))
         if plain and prod(out) != prod(self.shape):
             raise ValueError(f"reshape {self.shape} to {out}: {prod(self.shape)} elements are not {prod(out)}")
@@ -88,7 +89,11 @@ class MovementMixin:
         dims = tuple(self._dim(d) for d in (*_flat(order), *dims))
         if sorted(dims) != list(range(self.ndim)):
             raise ValueError(f"permute{dims} does not name every dim of {self.shape} once")
-        return self if dims == tuple(range(self.ndim)) else self._op(Ops.PERMUTE, dims)
+        return self._viewed_whole() if dims == tuple(range(self.ndim)) else self._op(Ops.PERMUTE, dims)
+
+    def _viewed_whole(self: Tensor) -> Tensor:
+        """Itself; under no_grad() what no gradient flows through, as of any view that is made there."""
+        return self if is_grad_enabled() or STOPPED(self.uop) else self.detach()
 
     def _broadcast(self: Tensor, shape: tuple[Any, ...]) -> Tensor:
         t = self if len(shape) == self.ndim else self.reshape((1,) * (len(shape) - self.ndim) + self.shape)
@@ -117,9 +122,8 @@ class MovementMixin:
                     f"shrink of {self.shape}: [{begin}, {end}) can reach outside [0, {d}]: "
                     f"it covers {vmin(as_index(b))}..{vmax(as_index(e))}; narrow the variable's range"
                 )
-        return (
-            self if all(b == 0 and e == d for (b, e), d in zip(arg, self.shape) if True) else self._op(Ops.SHRINK, arg)
-        )
+        is_whole = all(b == 0 and e == d for (b, e), d in zip(arg, self.shape))
+        return self._viewed_whole() if is_whole else self._op(Ops.SHRINK, arg)
 
     def flip(self: Tensor, *axes: Any, dims: Any = ()) -> Tensor:
         """In reverse order along the dims, one by one or as `dims`: a copy, as in PyTorch (`t[::-1]` is a view)."""

@@ -129,7 +129,7 @@ def attached(u: UOp) -> UOp:
     """A view without the DETACHes in it: what can be written to."""
     while u.op is Ops.DETACH:
         u = u.src[0]
-    return u.replace(src=(attached(u.src[0]),)) if u.op in GroupOp.VIEW else u
+    return u.replace(src=(attached(u.src[0]),)) if u.op in GroupOp.VIEW or u.op is Ops.BITCAST else u
 
 
 def numel(shape: Shape) -> int:

@@ -18,6 +18,7 @@ from manygrad.tensor.uop.ops import GroupOp, Ops
 from manygrad.tensor.uop.shape import is_buffer
 from manygrad.tensor.uop.table import Table
 from manygrad.tensor.uop.uop import UOp
+from manygrad.tensor.uop.views import HIDDEN
 from manygrad.tensor.uop.walk import toposort
 
 Need = tuple[str, Callable[[UOp], bool]]
@@ -373,7 +374,7 @@ TENSOR = spec_of(
     rule("CONTIGUOUS is stored", Ops.CONTIGUOUS,
          *_MOVES, ("no arg, or a leaf's number", lambda u: u.arg is None or type(u.arg) is int)),
     rule("DETACH has no gradient", Ops.DETACH,
-         *_MOVES, ("no arg, or a leaf's number", lambda u: u.arg is None or type(u.arg) is int)),
+         *_MOVES, ("no arg, a leaf's number, or HIDDEN", lambda u: u.arg in (None, HIDDEN) or type(u.arg) is int)),
     rule("CUSTOM has a gradient of its own", Ops.CUSTOM,
          at_least(1), VALUES, LIKE_FIRST, ("a gradient as arg", lambda u: u.arg is not None)),
     rule("CHECK looks at an index", Ops.CHECK,

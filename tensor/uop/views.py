@@ -59,6 +59,7 @@ class Strided:
 
 
 COPIED, OTHER_WIDTH, STRIDED = Copied(), OtherWidth(), Strided()
+HIDDEN = "hidden"  # arg of a DETACH behind which what has a gradient was written, in memory with another one
 
 
 def below(u: UOp) -> UOp | None:

@@ -362,6 +362,8 @@ def _carried_state(w: Tensor, opt: Any) -> Tensor:
 def _written_in_place(w: Tensor, opt: Any) -> Tensor:
     x = Tensor([1.0, 2.0])
     x += w
+    w.sum().backward()
+    opt.step()
     x.tolist()
     return x
 
