@@ -238,7 +238,8 @@ def windows(v: Value, n: Numbers) -> Value | None:
 def gather(v: Value, n: Numbers) -> Value:
     axis, count = axis_of(v, n), n.of(SIZES[:14])
     places = n.rng.integers(0, v.array.shape[axis], count)
-    return Value(v.tensor.index_select(axis, Tensor(places)), np.take(v.array, places, axis))
+    kind = n.of(("int64", "int32", "int16", "uint8" if v.array.shape[axis] < 256 else "int32"))
+    return Value(v.tensor.index_select(axis, Tensor(places).cast(kind).realize()), np.take(v.array, places, axis))
 
 
 @step

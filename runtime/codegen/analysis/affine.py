@@ -74,6 +74,7 @@ def index_sum(terms: tuple[tuple[UOp, int], ...], constant: int) -> UOp:
     """The expression sum(c * x) + constant on dtypes.index."""
     total: UOp | None = None
     for x, c in terms:
+        x = x if x.dtype is dtypes.index else UOp(Ops.CAST, dtypes.index, (x,))  # (an affine form sees through casts)
         product = x if c == 1 else x.alu(Ops.MUL, UOp.const(dtypes.index, c))
         total = product if total is None else total.alu(Ops.ADD, product)
     if total is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from manygrad import Tensor
 from manygrad.runtime.devices import get_device
 from manygrad.tensor.dtype import DType, dtypes
 from manygrad.tensor.environment import Context
@@ -222,3 +223,17 @@ def test_strided_load_valid_at_some_positions_only() -> None:
 def test_index_of_a_kernel_needs_no_argument() -> None:
     assert index(3, f32, 1).src[0].arg == 3
     assert get_device("CPU").compile(sink(store(0, 0, UOp.const(f32, 1)))).nbytes == 4
+
+
+@pytest.mark.parametrize("kind", ["uint8", "int16", "int32", "int64"])
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_places_of_any_type_in_windows(kind: str, size: int, axis: int) -> None:
+    """A quotient or remainder of a sum of loops and places, which are seen through their cast to an index."""
+    x = np.array([1.0, 2.0], np.float32)
+    windows = np.lib.stride_tricks.sliding_window_view(x, size, 0)
+    for count in (1, 2, 3, 5):
+        places = np.random.default_rng(count).integers(0, windows.shape[axis], count)
+        with Context(SPEC=1):
+            got = Tensor(x).unfold(0, size, 1).index_select(axis, Tensor(places).cast(kind).realize()).numpy()
+        np.testing.assert_array_equal(got, np.take(windows, places, axis))
