@@ -1,7 +1,7 @@
 """The plain training loop, as a user of PyTorch writes it, beside torch eager: the same models, sizes and optimisers,
 in one run and in turns.
 
-    python benchmarks/eager.py [--models mlp,mlp2,conv,resnet,gpt,unet,llama,lstm,lengths,bilstm,growing]
+    python benchmarks/eager.py [--models mlp,mlp2,conv,resnet,gpt,unet,llama,lstm,lengths,bilstm,growing,pinn,penalty]
                                [--threads 1,2] [--steps 30]
 
 `plain` is the loop with nothing around it, under FOLLOW=1, `captured` the same step in a TinyJit. Printed for each:
@@ -26,7 +26,9 @@ from typing import Any
 
 import numpy as np
 
-MODELS = ("mlp", "mlp2", "conv", "resnet", "gpt", "unet", "llama", "lstm", "lengths", "bilstm", "growing")
+MODELS = (
+    "mlp", "mlp2", "conv", "resnet", "gpt", "unet", "llama", "lstm", "lengths", "bilstm", "growing", "pinn", "penalty",
+)  # fmt: skip
 WARM = 10
 RNG = np.random.default_rng(0)
 BATCHES = 4
@@ -48,6 +50,8 @@ def batches(model: str) -> list[tuple[np.ndarray, np.ndarray]]:
         "lengths": lambda i: (floats(16, (24, 32, 28, 20)[i], 32), whole(10, 16)),
         "bilstm": lambda i: (floats(16, 32, 32), whole(10, 16)),
         "growing": lambda i: (whole(96, 1, 1), whole(96, 1, 1)),
+        "pinn": lambda i: (floats(256, 2), floats(1)),
+        "penalty": lambda i: (floats(64, 32), floats(64, 32)),
     }
     return [one[model](i) for i in range(BATCHES)]
 
@@ -167,6 +171,8 @@ def model_of(nn: Any, F: Any, lib: Any, model: str) -> Any:
         "lstm": lambda: Recurrent(False),
         "lengths": lambda: Recurrent(False),
         "bilstm": lambda: Recurrent(True),
+        "pinn": lambda: nn.Sequential(nn.Linear(2, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 1)),
+        "penalty": lambda: nn.Sequential(nn.Linear(32, 128), nn.LeakyReLU(0.2), nn.Linear(128, 1)),
     }
     return made[model]()
 
@@ -186,11 +192,44 @@ def trainer(nn: Any, F: Any, lib: Any, model: str, optim: Any) -> Callable[[Any,
         if model in ("gpt", "unet") or "lstm" in model or model == "lengths"
         else optim.SGD(net.parameters(), lr=0.01, momentum=0.9)
     )
+    if model in ("pinn", "penalty"):
+        return (heat if model == "pinn" else penalty)(lib, net, optimizer)
     loss_of = F.mse_loss if model == "unet" else F.cross_entropy
 
     def step(x: Any, y: Any) -> Any:
         optimizer.zero_grad()
         loss = loss_of(net(x), y)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return step
+
+
+def heat(lib: Any, net: Any, optimizer: Any) -> Callable[[Any, Any], Any]:
+    """A step towards a solution of the heat equation, at points in space and time."""
+
+    def step(points: Any, _: Any) -> Any:
+        points.requires_grad_()
+        optimizer.zero_grad()
+        (d,) = lib.autograd.grad(net(points).sum(), points, create_graph=True)
+        (second,) = lib.autograd.grad(d[:, 0].sum(), points, create_graph=True)
+        loss = ((second[:, 0] - d[:, 1]) ** 2).mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return step
+
+
+def penalty(lib: Any, critic: Any, optimizer: Any) -> Callable[[Any, Any], Any]:
+    """A step of the critic of a WGAN with gradient penalty."""
+
+    def step(real: Any, fake: Any) -> Any:
+        optimizer.zero_grad()
+        between = (0.3 * real + 0.7 * fake).requires_grad_()
+        (g,) = lib.autograd.grad(critic(between).sum(), between, create_graph=True)
+        loss = critic(fake).mean() - critic(real).mean() + 10 * ((g.norm(2, dim=1) - 1) ** 2).mean()
         loss.backward()
         optimizer.step()
         return loss
@@ -239,7 +278,7 @@ def worker(side: str, model: str, steps: int, threads: int) -> None:
         class Ours:
             zeros = staticmethod(lambda *s: Tensor.zeros(*s).contiguous().realize())
             cat = staticmethod(lambda parts, dim: parts[0].cat(*parts[1:], dim=dim))
-            no_grad = manygrad.no_grad
+            no_grad, autograd = manygrad.no_grad, manygrad.autograd
 
         lib = Ours
     if model == "growing":

@@ -12,7 +12,7 @@ from manygrad.tensor.gradient import CustomGrad, Grads, NoGradient, compute_grad
 from manygrad.tensor.guards import Guards
 from manygrad.tensor.lock import locked
 from manygrad.tensor.recompute import behind, stored
-from manygrad.tensor.storage import TRAINED
+from manygrad.tensor.storage import HOOKED, TRAINED
 from manygrad.tensor.tensor import Tensor
 from manygrad.tensor.uop import Ops, UOp
 from manygrad.tensor.uop.rewrite import substitute
@@ -28,6 +28,19 @@ def grad(outputs: Tensor | Sequence[Tensor], inputs: Tensor | Sequence[Tensor], 
     With `create_graph=True` what it gives can be differentiated again. Graphs are never freed: `retain_graph` changes
     nothing. An input that no output depends on is an error, or None with `allow_unused`.
     """
+    take = _grad.__wrapped__ if any(t._hooks for t in HOOKED) else _grad  # type: ignore[attr-defined]
+    found: tuple[Tensor | None, ...] = take(outputs, inputs, grad_outputs, create_graph, allow_unused)
+    return found
+
+
+@deferrable
+def _grad(
+    outputs: Tensor | Sequence[Tensor],
+    inputs: Tensor | Sequence[Tensor],
+    grad_outputs: Any,
+    create_graph: bool,
+    allow_unused: bool,
+) -> tuple[Tensor | None, ...]:
     outs = [outputs] if isinstance(outputs, Tensor) else list(outputs)
     ins = [inputs] if isinstance(inputs, Tensor) else list(inputs)
     starts = (

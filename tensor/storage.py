@@ -136,6 +136,7 @@ class PendingSet(TensorSet):
 
 LIVE = TensorSet()
 TRAINED = TensorSet()  # leaves whose gradient is asked for
+HOOKED = TensorSet()  # those that had a hook on their gradients once
 PENDING = PendingSet()  # assigned, not yet realized
 
 
@@ -212,10 +213,12 @@ def is_one_storage(a: Tensor, b: Tensor) -> bool:
 
 
 class Moves:
-    """How often a write has moved tensors, and something was computed: what a call has done besides building."""
+    """How often a write has moved tensors, something was computed, and what was detached has a gradient since: what a
+    call has done besides building."""
 
     count = 0
     computed = 0
+    joined = 0
 
 
 MOVES = Moves()
@@ -316,6 +319,7 @@ def write(t: Tensor, value: Tensor, anew: bool, joins: bool | None = False) -> N
         store(t)
     together, base = sharing(t), memory(t.uop)
     before = UOp(Ops.DETACH, base.dtype, (base,)) if joins else base
+    MOVES.joined += joins is not False
     for s in together if joins is not False else ():
         if (now := attached(s.uop)) is not s.uop and not s._requires_grad:
             s.uop = now if joins else UOp(Ops.DETACH, now.dtype, (now,), HIDDEN)
@@ -394,6 +398,7 @@ def _keep_copies(base: UOp) -> None:
 
 
 __all__ = [
+    "HOOKED",
     "LIVE",
     "PENDING",
     "TRAINED",

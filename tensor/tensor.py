@@ -279,8 +279,8 @@ class Tensor(
         """Overwrite the storage with `value` (a tensor, number, array or list, broadcast to the shape), lazily.
 
         Views (reshape, permute, slices, detach, ...) share the storage of what they were made of, computed or not:
-        writing through one shows in all. What was computed before keeps the values it was computed from. Of a tensor in
-        memory no gradient remembers how it came to be; the operators in place (`add_`, `t[i] = v`) do remember.
+        writing through one shows in all. What was computed before keeps the values it was computed from. Gradients flow
+        through what is written, as in PyTorch, but not under `no_grad()`.
         """
         return self._overwrite(value, anew=False)
 

@@ -19,7 +19,10 @@ NOT_PACKAGES = {"tests", "examples", "benchmarks", "docs", "build", "runs", "dis
 STATE = {
     "runtime/codegen/loops/tiles.py": {"NONE": "never changed"},
     "runtime/current.py": {"_installed": "which Runtime is current"},
-    "tensor/deferred/arguments.py": {"LAZY": "places in the code, at most MOST_PLACES"},
+    "tensor/deferred/arguments.py": {
+        "LAZY": "places in the code, at most MOST_PLACES",
+        "LEAVES": "places in the code, at most MOST_PLACES",
+    },
     "tensor/deferred/trace.py": {
         "PUT_OFF": "traces of all threads that have put calls off",
         "WRITING": "those of them that will write",

@@ -69,7 +69,9 @@ def capture_calls(
     state_flows = any(i.written and history(i.own.uop) is FLOWS for i in recorded.inputs)
     for u, node in given.items():
         if (entry := HISTORY.pop(u)) is not None:  # (a value that was read before, and goes on)
-            HISTORY[node] = (None if entry[0] is None else substitute(entry[0], given), entry[1])
+            graph = None if entry[0] is None else substitute(entry[0], given)
+            if graph is None or node not in graph.src:  # (a leaf's copy)
+                HISTORY[node] = (graph, entry[1])
     captured: Captured[list[Tensor]] | None = None
     if not recorded.made_state(known):
         with suppress(JitError):

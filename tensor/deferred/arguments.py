@@ -22,6 +22,7 @@ MOST_CARRIED = 1 << 24  # bytes of a lazy value that is stored though it is larg
 NOBODY: Any = None
 LAZY: set[tuple[Any, ...]] = set()  # calls in the code that were given a lazy value from before
 MOST_PLACES = 4096  # of them
+LEAVES: dict[tuple[Any, ...], int] = {}  # calls in the code that a new leaf was given -> the first trace that was in
 CONSTANTS = frozenset({bool, int, str, type(None), type(Ellipsis), DType, type})
 _LAZY = frozenset({Ops.CAST, Ops.DETACH, Ops.RESHAPE})  # of a buffer: an external value that is stored first
 _SPREAD = frozenset({Ops.CAST, Ops.DETACH, Ops.RESHAPE, Ops.EXPAND})  # of a constant
@@ -47,9 +48,11 @@ class External:
     """The tensors of a trace that were there before it, each with its node when the trace met it. (Of one that is let
     go, `NOBODY` stands there.)"""
 
-    __slots__ = ("is_state", "nodes", "numbers", "released", "tensors", "wholes")
+    __slots__ = ("is_state", "nodes", "numbers", "released", "serial", "tensors", "wholes")
 
-    def __init__(self) -> None:
+    def __init__(self, serial: int) -> None:
+        """`serial`: of the trace."""
+        self.serial = serial
         self.numbers: dict[int, int] = {}  # by the id of the tensor
         # those that are let go, while the program has them, by number
         self.released: dict[int, tuple[weakref.ref[Tensor], weakref.ref[UOp]]] = {}
@@ -66,7 +69,8 @@ class External:
             return x
         u = x.uop
         trained = bool(x._requires_grad)
-        state = trained or "_is_state" in x.__dict__
+        is_made_anew = trained and is_stored(u) and self._is_made_anew(x, sig)
+        state = (trained and not is_made_anew) or "_is_state" in x.__dict__
         # (a sum or an average; what is larger may have been made for this call, scales of activations say)
         if u.op is not Ops.BUFFER and (trained or numel(u.shape) == 1) and is_carried(x):
             place = tuple(sig[:3])
@@ -84,12 +88,25 @@ class External:
             sig += ("c", u, x._device)
             return x
         else:
-            sig += ("i", *_kind(u))
+            sig += ("l" if is_made_anew else "i", *_kind(u))
         self.numbers[id(x)] = len(self.tensors)
         self.tensors.append(x)
         self.nodes.append(u)
         self.is_state.append(state)
         return x
+
+    def _is_made_anew(self, x: Tensor, sig: list[Any]) -> bool:
+        """Whether a leaf, which no trace has met before, is another one each time, as the points are that a gradient is
+        taken to: others were met first in this place of the code in traces before. Parameters are not."""
+        if type(x) is not Tensor or "_is_state" in x.__dict__:
+            return False
+        found: bool | None = x.__dict__.get("_is_made_anew")
+        if found is None:
+            place = tuple(sig[:3])
+            if len(LEAVES) >= MOST_PLACES:
+                LEAVES.clear()
+            found = x.__dict__["_is_made_anew"] = LEAVES.setdefault(place, self.serial) != self.serial
+        return found
 
     def whole(self, u: UOp, like: Tensor) -> Tensor:
         """A tensor of this memory, the same one each time: of gradients from before that are added to."""
@@ -202,7 +219,8 @@ def _kind(u: UOp) -> tuple[Any, ...]:
     """An external value as far as a program can tell beforehand: stored, or a lazy view or cast of what is."""
     chain: list[Any] = []
     while u.op in _LAZY and u not in HISTORY and len(chain) < 12:
-        chain += (u.op, u.dtype, u.arg)
+        arg = None if u.op is Ops.DETACH and type(u.arg) is int else u.arg  # (a leaf's number is another each time)
+        chain += (u.op, u.dtype, arg)
         u = u.src[0]
     is_plain = u.op is Ops.BUFFER and engine().follows(u.arg.device)
     if not is_plain or has_live_history(u) or not engine().is_realized(u):

@@ -8,7 +8,7 @@ from typing import Any
 
 from manygrad.tensor.deferred.arguments import External, Value, resolved
 from manygrad.tensor.deferred.tensors import DeferredTensor, PutsOff, settle
-from manygrad.tensor.deferred.tree import KeptGraphs, Spec, TraceNode
+from manygrad.tensor.deferred.tree import KeptGraphs, Spec, TraceNode, as_leaf
 from manygrad.tensor.engine import engine
 from manygrad.tensor.grad_mode import set_grad_enabled
 from manygrad.tensor.source import standing_at
@@ -35,12 +35,12 @@ class DeferredCall:
 
     def used(self) -> list[int]:
         """Numbers of the values among its arguments."""
-        return [x.number for x in self._leaves() if type(x) is Value]
+        return [*(x.number for x in self._leaves() if type(x) is Value), *(~n for n in self.node.gradients if n < 0)]
 
     def may_pass_gradients(self, flowing: Container[int]) -> bool:
         """Whether a gradient may flow through it, as it does through the values of the numbers in `flowing`."""
         if not self.node.modes[0] or self.node.fn.__name__ == "detach":
-            return False
+            return self.node.fn is as_leaf
         return any(x.number in flowing if type(x) is Value else is_trained(x) for x in self._leaves())
 
     def _leaves(self) -> Iterator[Any]:
@@ -151,7 +151,7 @@ class TraceValues:
         number = len(refs)
         t = _new(DeferredTensor)
         t.__dict__ = {
-            "_requires_grad": None, "_leaf": None, "_grad": None, "_storage": None, "_device": spec.home,
+            "_requires_grad": spec.is_leaf, "_leaf": None, "_grad": None, "_storage": None, "_device": spec.home,
             "_trace": trace, "_spec": spec, "_value": (self.serial, number),
         }  # fmt: skip
         self.storages.append(number if spec.storage < 0 else spec.storage)
@@ -297,7 +297,7 @@ class Making:
             TRAINING.reset(token)
         if node.gradients:
             found = {id(t): g for t, g in out}
-            made = [found[id(self.external.tensors[i])] for i in node.gradients]
+            made = [found[id(self.external.tensors[i] if i >= 0 else values[~i])] for i in node.gradients]
         else:
             made = [t for t, r in zip([out] if node.kind is None else out, node.results) if type(r) is Spec]
         for number, t in enumerate(made, node.first):

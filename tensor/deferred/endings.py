@@ -24,6 +24,7 @@ from manygrad.tensor.uop.views import memory
 OPTIMIZERS: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # each one's own number
 _numbers = itertools.count(1)
 FLOWS_ON = "a gradient flows on from values that live on after the step"
+LEAF_LIVES = "a value of the step that was made one to train (requires_grad_()) lives on, and the step goes on"
 STATE_FLOWS = "a gradient flows on from memory that is written (x += p, where x = x + p is a new value)"
 MOST_UNWRITTEN = 256  # calls of a trace that writes; then a read makes them, whatever it reads
 MOST_UNREAD = 16  # values of a trace; then a read stores what lives on, which has no gradient afterwards
@@ -143,8 +144,9 @@ def step_and_go_on(
     numbers = [n for n, _ in living]
     storages = [trace.values.storages[n] for n in kept]
     given = {n for c in trace.put_off for n in c.gives()}
-    if not given.issuperset(numbers) or len({*storages}) != len(storages):
-        trace.why = FLOWS_ON
+    is_leaf = any(t._requires_grad for _, t in living)
+    if is_leaf or not given.issuperset(numbers) or len({*storages}) != len(storages):
+        trace.why = LEAF_LIVES if is_leaf else FLOWS_ON
         return False, False
     key = ("step and on", *what, *kept)
     ending = THREAD.ending = trace.node.ending(key)
@@ -188,6 +190,10 @@ def end_with_read(trace: Trace, numbers: Sequence[int] = ()) -> None:
                 done, goes_on = read_as_one(trace, numbers)
         if not done:
             give_up(trace, "a value that is read")
+        if trace.why == LEAF_LIVES:  # (weights that are others in each step would stand on all before)
+            living = [t for _, t in trace.values.living() if t._requires_grad or trace.has_gradients]
+            if lazy := [t for t in living if is_carried(t)]:
+                engine().realize(lazy)
         goes_on = goes_on and not trace.external.has_histories()
     finally:
         if not goes_on:
@@ -199,8 +205,12 @@ def read_as_one(trace: Trace, numbers: Sequence[int]) -> tuple[bool, bool]:
     if trace.writes and trace.is_following:  # (and a read sees what was written)
         if writes_leaves(trace):
             return all_as_one(trace, ("all",))
-        return read_and_write(trace, numbers)
     living = trace.values.living()
+    if any(t._requires_grad for _, t in living):
+        trace.why = LEAF_LIVES
+        return False, False
+    if trace.writes and trace.is_following:
+        return read_and_write(trace, numbers)
     if not trace.put_off or not trace.is_following:
         return False, read_as_made(trace, numbers, living)
     if numbers and stores_unread(trace, ("read", *numbers)):

@@ -56,7 +56,7 @@ def install() -> None:
     DifferentiationMixin._leaf_gradients = _gradients(DifferentiationMixin._leaf_gradients)  # type: ignore[method-assign]
     DifferentiationMixin._accumulate = _changes(DifferentiationMixin._accumulate, summed)  # type: ignore[method-assign]
     DifferentiationMixin._clear = _changes(DifferentiationMixin._clear, zeros)  # type: ignore[method-assign]
-    DifferentiationMixin.requires_grad = _after_writes(DifferentiationMixin.requires_grad)  # type: ignore
+    DifferentiationMixin.requires_grad = _requires_grad(DifferentiationMixin.requires_grad)  # type: ignore
 
 
 def deferrable(fn: F) -> F:
@@ -113,8 +113,8 @@ def _changes(fn: Callable[..., Any], value: Callable[..., Tensor]) -> Callable[.
     return change
 
 
-def _after_writes(asked: Any) -> Any:
-    """A property of tensors that depends on what is written to them."""
+def _requires_grad(asked: Any) -> Any:
+    """`requires_grad`, which depends on what is written to a tensor, and makes one to train of a value."""
     writing = vars(WRITING)["data"]
 
     @functools.wraps(asked.fget)
@@ -123,7 +123,15 @@ def _after_writes(asked: Any) -> Any:
             THREAD.trace.show_writes(t)
         return asked.fget(t)
 
-    return property(get, asked.fset, doc=asked.__doc__)
+    @functools.wraps(asked.fset)
+    def train(t: Tensor, flag: bool | None) -> None:
+        trace = THREAD.trace
+        if flag and not THREAD.is_inside and not trace.is_off and trace.has(t) and t.dtype.is_float and not get(t):
+            trace.train(t)
+        else:
+            asked.fset(t, flag)
+
+    return property(get, train, doc=asked.__doc__)
 
 
 def _read(fn: Callable[..., Any]) -> Callable[..., Any]:

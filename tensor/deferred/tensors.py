@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from manygrad.tensor.deferred.tree import Spec, Where
 from manygrad.tensor.dtype import DType
 from manygrad.tensor.hooks import RemovableHandle
-from manygrad.tensor.storage import LIVE
+from manygrad.tensor.storage import LIVE, TRAINED
 from manygrad.tensor.tensor import Tensor
 from manygrad.tensor.uop import UOp
 
@@ -27,6 +27,9 @@ class PutsOff(Protocol):
 
     def writes_parameters(self) -> bool:
         """Whether calls that are put off write what is trained: earlier values no longer depend on it."""
+
+    def train(self, t: Tensor) -> None:
+        """Has this value, which depends on nothing that is trained, become one to train."""
 
 
 class DeferredTensor(Tensor):
@@ -62,6 +65,8 @@ class DeferredTensor(Tensor):
 
     @property
     def requires_grad(self) -> bool:
+        if self._requires_grad:
+            return True
         spec, changes = self._spec, self._trace.writes_parameters()
         if spec.requires_grad is not None and not changes:
             return spec.requires_grad
@@ -73,8 +78,14 @@ class DeferredTensor(Tensor):
 
     @requires_grad.setter
     def requires_grad(self, flag: bool | None) -> None:
-        self._trace.flush("a tensor becomes one to train, or none")
-        self.requires_grad = flag
+        is_leaf = flag and self.dtype.is_float and not self.requires_grad
+        if type(self) is not DeferredTensor:  # (whether it had a gradient had to be asked)
+            self.requires_grad = flag
+        elif is_leaf:
+            self._trace.train(self)
+        else:
+            self._trace.flush("a tensor becomes one to train, or none")
+            self.requires_grad = flag
 
     def register_hook(self, hook: Callable[[Tensor], Tensor | None]) -> RemovableHandle:
         self._trace.flush("a hook is registered")
@@ -102,6 +113,8 @@ def settle(t: Tensor, made: Tensor) -> None:
     """`t` is what was made for it."""
     d = t.__dict__
     d["uop"], d["_storage"], d["_device"], d["_leaf"] = made.uop, made._storage, made._device, made._leaf
+    if t._requires_grad:
+        TRAINED.add(t)
     for name in ("_trace", "_spec", "_stored"):
         d.pop(name, None)
     t.__class__ = Tensor

@@ -32,7 +32,7 @@ from manygrad.tensor.deferred.calls import DeferredCall, Making, PutOff, Read, T
 from manygrad.tensor.deferred.counts import COUNTS
 from manygrad.tensor.deferred.rounds import Rounds
 from manygrad.tensor.deferred.tensors import DeferredTensor, settle
-from manygrad.tensor.deferred.tree import MOST_NODES, Key, Spec, TraceEnding, TraceNode, TraceTree
+from manygrad.tensor.deferred.tree import MOST_NODES, Key, Spec, TraceEnding, TraceNode, TraceTree, as_leaf
 from manygrad.tensor.deferred.varying import (
     FILLING,
     has_new_number,
@@ -49,7 +49,7 @@ from manygrad.tensor.grad_mode import is_grad_enabled
 from manygrad.tensor.lock import LOCK
 from manygrad.tensor.ops.random import drawing_as, thread_of_draws
 from manygrad.tensor.source import user_line, user_place
-from manygrad.tensor.storage import LIVE, MOVES, PENDING, before_change, is_stored, sharing
+from manygrad.tensor.storage import HOOKED, LIVE, MOVES, PENDING, before_change, is_stored, sharing
 from manygrad.tensor.tensor import TRAINING, Tensor
 from manygrad.tensor.uop import Ops, UOp
 from manygrad.tensor.uop.views import memory
@@ -81,7 +81,7 @@ class Trace:
         self.is_following = True  # all calls so far are put off
         self.is_off = False  # calls are made as they come, until the next ending
         self.put_off: list[PutOff] = []
-        self.external = External()
+        self.external = External(self.serial)
         self.values = TraceValues(self.serial)
         self.writes = False  # something that is put off
         self.has_gradients = False  # since something was read last
@@ -219,7 +219,8 @@ class Trace:
             WRITING[self.serial] = self
 
     def _promised(self, node: TraceNode, args: Sequence[Any]) -> Any:
-        out = [args[r] if type(r) is int else self.values.promise(self, r) for r in node.results]
+        promise = self.values.promise
+        out = [promise(self, r) if isinstance(r, Spec) else r if r is None else args[r] for r in node.results]
         if node.kind is None:
             return out[0]
         return node.kind(*out) if hasattr(node.kind, "_fields") else node.kind(out)
@@ -239,7 +240,7 @@ class Trace:
         if len(self.values) >= MOST_CALLS:  # (a thread that never computes anything has no ending)
             return begin(self.tree).call(fn, args, kwargs)
         self.is_following = False
-        moves, computed = MOVES.count, MOVES.computed
+        moves, computed, joined = MOVES.count, MOVES.computed, MOVES.joined
         is_new = key not in self.node.children
         if is_new:
             LIVE.mark(self)
@@ -259,7 +260,8 @@ class Trace:
             if (not kwargs or fn.__name__ in FILLING) and has_new_number(self.node, key):
                 self.tree.note_varying(key[:3], code)
             child.describe(out, args, {id(t) for t in LIVE.newer(self)})
-            if MOVES.computed != computed:  # what it gives may depend on values
+            # (what it gives may depend on values, or on which tensors the program still has)
+            if MOVES.computed != computed or MOVES.joined != joined:
                 child.is_followed = False
             if MOVES.count != moves:
                 child.writes = self.external.written()
@@ -329,25 +331,47 @@ class Trace:
             with self.lock:
                 if self.is_following:
                     self._put_off(child, DeferredCall(child, [Value(value[1]), *asked], {}))
-                    leaves = [self.external.tensors[i] for i in child.gradients]
-                    return [(t, self.values.promise(self, r)) for t, r in zip(leaves, child.results)]
+                    leaves = [self._leaf(i) for i in child.gradients]
+                    promised = [self.values.promise(self, r) for r in child.results]
+                    return [(t, g) for t, g in zip(leaves, promised) if t is not None]
         self.flush("`backward` was not called so before")
         self.is_following = False
         found: list[tuple[Tensor, Tensor]] = self.inside(fn, (loss, *asked), {})
         child = self.node.children.get(key)
         if child is None:
             child = self._grow(fn, key, len(self.external.tensors), code)
-            numbers = [self.external.numbers.get(id(t), -1) for t, _ in found]
+            numbers = [self._number_of(t) for t, _ in found]
             specs = [Spec.of(g) for _, g in found]
-            has_hooks = any((t._hooks and not t._requires_grad) or t._retains for t in LIVE)
-            child.is_followed = bool(found) and not has_hooks and -1 not in numbers and None not in specs
+            has_hooks = any(t._hooks and not t._requires_grad for t in HOOKED) or any(t._retains for t in LIVE)
+            child.is_followed = bool(found) and not has_hooks and None not in numbers and None not in specs
             if child.is_followed:
-                child.gradients, child.results = tuple(numbers), [s for s in specs if s is not None]
+                child.gradients = tuple([n for n in numbers if n is not None])
+                child.results = [s for s in specs if s is not None]
                 for spec in child.results:
                     spec.requires_grad = False  # type: ignore[union-attr]
         made = {id(t): g for t, g in found}
-        self._go_to(child, [made[id(self.external.tensor(i))] for i in child.gradients])
+        self._go_to(child, [made[id(self._leaf(i))] for i in child.gradients])
         return found
+
+    def _number_of(self, t: Tensor) -> int | None:
+        """As `_leaf` takes it."""
+        value: tuple[int, int] | None = t.__dict__.get("_value")
+        return ~value[1] if value is not None and value[0] == self.serial else self.external.numbers.get(id(t))
+
+    def _leaf(self, number: int) -> Tensor | None:
+        """A tensor from before, or, below 0, the value with the number ~number, if the program still has that."""
+        return self.external.tensor(number) if number >= 0 else self.values.tensor(~number)
+
+    def train(self, t: Tensor) -> None:
+        """A value of this trace becomes one to train."""
+        made = self.call(as_leaf, (t,), {})
+        t._requires_grad, trace = True, THREAD.trace  # (which may be another one since)
+        if type(made) is DeferredTensor:
+            trace.values.renew(t, made)
+            return
+        settle(t, made)
+        if trace.has(made):
+            trace.values.replace(made.__dict__["_value"][1], t)
 
     def change_gradient(
         self, fn: Callable[..., None], value: Callable[..., Tensor], held: Tensor, *new: Tensor
@@ -369,6 +393,8 @@ class Trace:
     def as_input(self, held: Tensor) -> Tensor | None:
         """Another tensor of the same value, which is from before the trace, or, as gradients are after a step, a part
         of what is; None where it is not in memory."""
+        if held.uop.device is None and isinstance(held.device, str):  # (made of numbers: others in each step)
+            engine().realize([held])
         u, steps = held.uop, list[Any]()
         while u.op in (Ops.RESHAPE, Ops.SHRINK, Ops.PERMUTE, Ops.DETACH):
             steps[:0] = [u.op.name, u.arg]

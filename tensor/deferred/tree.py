@@ -51,27 +51,32 @@ class TraceReplay(Protocol):
 class Spec:
     """A tensor that a call makes: enough to answer what a program asks of it before it is computed."""
 
-    __slots__ = ("device", "dtype", "home", "is_view", "requires_grad", "shape", "storage")
+    __slots__ = ("device", "dtype", "home", "is_leaf", "is_view", "requires_grad", "shape", "storage")
 
     def __init__(self, shape: tuple[int, ...], dtype: DType, device: Where | None, home: Where) -> None:
         """`device`: None of constants; `home`: where those live."""
         self.shape, self.dtype, self.device, self.home = shape, dtype, device, home
         self.requires_grad: bool | None = None  # nobody has asked yet
+        self.is_leaf: bool | None = None  # to train
         self.is_view = False  # of memory from before
         self.storage = -1  # the number of the first value that is one storage with it; -1: itself
 
     @staticmethod
     def of(t: Tensor) -> Spec | None:
-        """None where it cannot be told beforehand, or it is one to train."""
+        """None where it cannot be told beforehand."""
         u = t.uop
-        if t._requires_grad:
-            return None
         is_plain = type(t) is Tensor and all(type(d) is int for d in u.shape)
         if not is_plain or not engine().follows(u.device) or not engine().follows(t._device):
             return None
         found = Spec(u.shape, u.dtype, u.device, t._device)
         found.is_view = is_stored(u)
+        found.is_leaf = found.requires_grad = t._requires_grad
         return found
+
+
+def as_leaf(t: Tensor) -> Tensor:
+    """The same value, as one to train."""
+    return t._new(t.uop).requires_grad_()
 
 
 class KeptGraphs(NamedTuple):
@@ -130,7 +135,7 @@ class TraceNode:
         self.children: dict[Key, TraceNode] = {}
         self.endings: dict[Key, TraceEnding] = {}
         self.kind: type | None = None  # of the sequence that it gives; None: a tensor
-        self.results: list[Spec | int] = []  # a Spec, or the number of the argument that it is
+        self.results: list[Spec | int | None] = []  # a Spec, or the number of the argument that it is
         self.gradients: tuple[int, ...] = ()  # numbers of the tensors whose gradients backward() makes
         self.writes: tuple[int, ...] = ()  # numbers of the tensors from before that are written, up to here
         self.carried: frozenset[int] | None = None  # numbers of the values that a read here may store, too
@@ -186,19 +191,24 @@ class TraceNode:
         found = out if many else [out]
         self.kind = type(out) if many else None
         for t in found:
+            if t is None and many:  # (no gradient)
+                self.results.append(None)
+                continue
             if not isinstance(t, Tensor):
                 spec = None
             elif id(t) in given:
                 spec = given[id(t)]
-            else:
-                spec = Spec.of(t) if id(t) in is_new else None
+            else:  # (who else gives a leaf has made a model, say)
+                is_known = id(t) in is_new and (self.fn is as_leaf or not t._requires_grad)
+                spec = Spec.of(t) if is_known else None
             if spec is None:
                 self.is_followed = False
                 return
             if type(spec) is Spec and not self.modes[0]:
                 spec.requires_grad = False
             self.results.append(spec)
-        self.is_followed = len({id(t) for t in found}) == len(found)
+        tensors = [id(t) for t in found if t is not None]
+        self.is_followed = len({*tensors}) == len(tensors)
 
     def make_room(self) -> int:
         """If there are many nodes below it, forgets the oldest one that was come to only once, or the oldest one; how

@@ -13,7 +13,7 @@ from manygrad.tensor.gradient import compute_gradients, hooked, with_history
 from manygrad.tensor.hooks import RemovableHandle
 from manygrad.tensor.lock import locked
 from manygrad.tensor.source import LINE, user_line
-from manygrad.tensor.storage import LIVE, MEMORY, MOVES, TRAINED, Storage, about_to_change, is_stored
+from manygrad.tensor.storage import HOOKED, LIVE, MEMORY, MOVES, TRAINED, Storage, about_to_change, is_stored
 from manygrad.tensor.stored import (
     ENDED,
     FORMER,
@@ -157,6 +157,7 @@ class DifferentiationMixin:
                 "register_hook: this tensor does not require a gradient, nothing it is computed from does"
             )
         self._hooks = self._hooks or {}
+        HOOKED.add(self)
         return RemovableHandle(self._hooks, hook)
 
     def register_post_accumulate_grad_hook(self: Tensor, hook: Callable[[Tensor], None]) -> RemovableHandle:
@@ -361,7 +362,8 @@ def as_written(t: Tensor, value: Tensor) -> Written:
     flows = (base.op is not Ops.BUFFER or base in HISTORY) and _stands_on_leaf(base)
     if not flows and not has_gradient:
         return Written(value)
-    if is_apart and not any(s._requires_grad or attached(s.uop) is s.uop for s in storage.sharing(t)):
+    others = [s for s in storage.sharing(t) if "_is_result" not in s.__dict__]  # (of a replayed loop's own)
+    if is_apart and not any(s._requires_grad or attached(s.uop) is s.uop for s in others):
         if has_gradient and flows and storage.waits(t):
             raise RuntimeError(
                 f"{user_line()}: a value that has a gradient is written in place to what was detached (shape {t.shape})"
@@ -458,4 +460,4 @@ def _forgotten(what: str) -> RuntimeError:
 
 
 def _hooks(now: dict[UOp, UOp]) -> dict[UOp, list[Any]]:
-    return {now[t.uop]: list(t._hooks.values()) for t in LIVE if t._hooks and t.uop in now}
+    return {now[t.uop]: list(t._hooks.values()) for t in HOOKED if t._hooks and t.uop in now}

@@ -37,6 +37,7 @@ OWN = frozenset(
         "_accumulated_hooks",
         "_retains",
         "_value",
+        "_is_made_anew",
         "_is_part",
         "_is_result",
         "_varies",
