@@ -69,7 +69,7 @@ class External:
             return x
         u = x.uop
         trained = bool(x._requires_grad)
-        is_made_anew = trained and is_stored(u) and self._is_made_anew(x, sig)
+        is_made_anew = trained and type(x) is Tensor and is_stored(u) and self._is_made_anew(x, sig)
         state = (trained and not is_made_anew) or "_is_state" in x.__dict__
         # (a sum or an average; what is larger may have been made for this call, scales of activations say)
         if u.op is not Ops.BUFFER and (trained or numel(u.shape) == 1) and is_carried(x):
@@ -98,7 +98,7 @@ class External:
     def _is_made_anew(self, x: Tensor, sig: list[Any]) -> bool:
         """Whether a leaf, which no trace has met before, is another one each time, as the points are that a gradient is
         taken to: others were met first in this place of the code in traces before. Parameters are not."""
-        if type(x) is not Tensor or "_is_state" in x.__dict__:
+        if "_is_state" in x.__dict__:
             return False
         found: bool | None = x.__dict__.get("_is_made_anew")
         if found is None:

@@ -574,7 +574,7 @@ def flush_writers(mine: Trace) -> None:
 
 def flush_others(mine: Trace) -> None:
     """Makes the calls that other threads have put off: they read what is there now."""
-    for trace in list(PUT_OFF.values()) if PUT_OFF else ():
+    for trace in list(PUT_OFF.values()) if len(PUT_OFF) > bool(mine.put_off) else ():
         if trace is not mine:
             trace.flush("another thread writes")
 
