@@ -34,9 +34,8 @@ from manygrad.tensor.uop.table import Table
 from manygrad.tensor.uop.views import memory, rebased
 from manygrad.tensor.uop.walk import together
 
-MOST_WRITES = (
-    100  # one after the other, whose gradients are remembered: a state that is carried on for ever holds no more
-)
+# stored one after the other, of which a gradient is remembered: a state that is carried on for ever holds no more
+MOST_WRITES = 100
 COUNT: Table[int] = Table("count")  # of those that the history of memory has
 WROTE_OFTEN = f"was written to more than {MOST_WRITES} times with what has a gradient, each time stored"
 WROTE_LEAF = "was computed from a parameter, and read after that had been written to (by an optimiser step, in place)"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Container, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from manygrad.tensor.deferred.arguments import External, Value, resolved
 from manygrad.tensor.deferred.tensors import DeferredTensor, PutsOff, settle
@@ -163,6 +163,11 @@ class TraceValues:
         self.storages.append(len(self.refs) if spec.storage < 0 else spec.storage)
         self.refs.append(weakref.ref(t))
 
+    def leaf_number(self, t: Tensor, external: External) -> int | None:
+        """The number of a tensor from before, or ~number of one that is a value."""
+        value: tuple[int, int] | None = t.__dict__.get("_value")
+        return ~value[1] if value is not None and value[0] == self.serial else external.numbers.get(id(t))
+
     def replace(self, number: int, t: Tensor) -> None:
         """`t` is this value from now on."""
         t.__dict__["_value"] = (self.serial, number)
@@ -226,6 +231,13 @@ def needed_for(calls: Sequence[PutOff], numbers: Iterable[int]) -> list[PutOff]:
         for i, call in enumerate(calls)
         if i in found or (type(call) is Read and not needed.isdisjoint(call.stored))
     ]
+
+
+class Maker(NamedTuple):
+    """Whose calls they are, whoever makes them: a thread, and the state of its draws."""
+
+    thread: int
+    draws: dict[str, Any]
 
 
 class Making:
@@ -305,4 +317,4 @@ class Making:
         return {*call.used(), *call.gives()}
 
 
-__all__ = ["DeferredCall", "Making", "PutOff", "Read", "Resumed", "TraceValues"]
+__all__ = ["DeferredCall", "Maker", "Making", "PutOff", "Read", "Resumed", "TraceValues"]

@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from threading import RLock, get_ident, local
 from types import CodeType
-from typing import Any, NamedTuple
+from typing import Any
 
 from manygrad.tensor.autocast import as_given
 from manygrad.tensor.deferred.arguments import (
@@ -28,7 +28,8 @@ from manygrad.tensor.deferred.arguments import (
     nbytes,
     told,
 )
-from manygrad.tensor.deferred.calls import DeferredCall, Making, PutOff, Read, TraceValues, needed_for
+from manygrad.tensor.deferred.calls import DeferredCall, Maker, Making, PutOff, Read, TraceValues, needed_for
+from manygrad.tensor.deferred.changed_gradients import part_of
 from manygrad.tensor.deferred.counts import COUNTS
 from manygrad.tensor.deferred.rounds import Rounds
 from manygrad.tensor.deferred.tensors import DeferredTensor, settle
@@ -51,7 +52,7 @@ from manygrad.tensor.ops.random import drawing_as, thread_of_draws
 from manygrad.tensor.source import user_line, user_place
 from manygrad.tensor.storage import HOOKED, LIVE, MOVES, PENDING, before_change, is_stored, sharing
 from manygrad.tensor.tensor import TRAINING, Tensor
-from manygrad.tensor.uop import Ops, UOp
+from manygrad.tensor.uop import Ops
 from manygrad.tensor.uop.views import memory
 
 CONSTANT = frozenset({"full", "ones", "zeros"})  # what they give is one number in all places
@@ -60,13 +61,6 @@ _serials = itertools.count(1)
 # the traces that have put calls off, by serial
 PUT_OFF: weakref.WeakValueDictionary[int, Trace] = weakref.WeakValueDictionary()
 WRITING: weakref.WeakValueDictionary[int, Trace] = weakref.WeakValueDictionary()  # those that will write
-
-
-class Maker(NamedTuple):
-    """Whose calls they are, whoever makes them: a thread, and the state of its draws."""
-
-    thread: int
-    draws: dict[str, Any]
 
 
 class Trace:
@@ -340,7 +334,7 @@ class Trace:
         child = self.node.children.get(key)
         if child is None:
             child = self._grow(fn, key, len(self.external.tensors), code)
-            numbers = [self._number_of(t) for t, _ in found]
+            numbers = [self.values.leaf_number(t, self.external) for t, _ in found]
             specs = [Spec.of(g) for _, g in found]
             has_hooks = any(t._hooks and not t._requires_grad for t in HOOKED) or any(t._retains for t in LIVE)
             child.is_followed = bool(found) and not has_hooks and None not in numbers and None not in specs
@@ -352,11 +346,6 @@ class Trace:
         made = {id(t): g for t, g in found}
         self._go_to(child, [made[id(self._leaf(i))] for i in child.gradients])
         return found
-
-    def _number_of(self, t: Tensor) -> int | None:
-        """As `_leaf` takes it."""
-        value: tuple[int, int] | None = t.__dict__.get("_value")
-        return ~value[1] if value is not None and value[0] == self.serial else self.external.numbers.get(id(t))
 
     def _leaf(self, number: int) -> Tensor | None:
         """A tensor from before, or, below 0, the value with the number ~number, if the program still has that."""
@@ -555,14 +544,6 @@ def note_communication(since: int) -> None:
         ending.communicates = communicates
     if communicates:
         engine().note_loop()
-
-
-def part_of(whole: Tensor, *steps: Any) -> Tensor:
-    """A view of it: names of movements, each with what it is made with."""
-    u = whole.uop
-    for name, arg in zip(steps[::2], steps[1::2]):
-        u = UOp(Ops[name], u.dtype, (u,), arg)
-    return whole._new(u)
 
 
 def flush_writers(mine: Trace) -> None:
