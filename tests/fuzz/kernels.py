@@ -491,7 +491,12 @@ def variants(ast: UOp, rng: random.Random) -> Iterator[tuple[str, Run]]:
         for opts in (None, random_opts(ast, machine, rng)):
             checked = rng.randrange(3) == 0
             with Context(CACHE=0, CHECK_OOB=int(checked)):
-                kernel = kernels_for(machine).build_with(ast, opts)
+                try:
+                    kernel = kernels_for(machine).build_with(ast, opts)
+                except Exception as error:
+                    raise AssertionError(
+                        f"vectors of {machine.vector_bytes} bytes, {opts}: {type(error).__name__}: {error}"
+                    ) from error
             cut = ""
             if kernel.fixed is not None and kernel.fixed[0] >= 1:
                 kernel.work = 1 << 30

@@ -138,8 +138,10 @@ def scalar(e: Emission, u: UOp, position: Position | None = None) -> Inst:
         or u.op not in (Ops.ADD, Ops.SUB, Ops.MUL, Ops.NEG, Ops.IDIV, Ops.MOD)
     ):
         inst = value(e, u, at)
-        assert inst.lanes == 1
-        return inst
+        if inst.lanes == 1:
+            return inst
+        # (what is kept in scratch memory is loaded as a vector, also where its lanes agree)
+        return e.emit(Low.EXTRACT, inst.dtype, (inst,), 0)
     return e.emit(u.op, u.dtype, tuple(scalar(e, s, at) for s in u.src), _sign(u))
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from manygrad.runtime.codegen.opts import Opts
 from manygrad.runtime.devices import get_device
 from manygrad.tensor.dtype import DType, dtypes
 from manygrad.tensor.environment import Context
@@ -192,13 +193,20 @@ def packed_result(x: np.ndarray, w: np.ndarray, scale: np.ndarray) -> np.ndarray
     return (sums * scale.transpose(0, 2, 1).reshape(groups * 16, blocks)).sum(-1)
 
 
-def run(ast: UOp, arrays: Sequence[np.ndarray], vars: tuple[int, ...] = (), device: str = "PYTHON") -> list[np.ndarray]:
-    """Runs `ast` on copies of `arrays`; gives them back as they are afterwards."""
+def run(
+    ast: UOp,
+    arrays: Sequence[np.ndarray],
+    vars: tuple[int, ...] = (),
+    device: str = "PYTHON",
+    opts: Opts | None = None,
+) -> list[np.ndarray]:
+    """Runs `ast`, with these `opts`, on copies of `arrays`; gives them back as they are afterwards."""
     dev = get_device(device)
     handles = [dev.alloc(a.nbytes) for a in arrays]
     for h, a in zip(handles, arrays):
         dev.copyin(h, memoryview(np.ascontiguousarray(a).reshape(-1).view(np.uint8)))
-    dev.compile(ast)(handles, vars, wait=True)
+    kernel = dev.compile(ast) if opts is None else dev.compile_with(ast, opts)
+    kernel(handles, vars, wait=True)
     out = []
     for h, a in zip(handles, arrays):
         raw = np.empty(a.nbytes, np.uint8)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from manygrad import Tensor
+from manygrad.runtime.codegen.opts import named
 from manygrad.runtime.devices import get_device
 from manygrad.tensor.dtype import DType, dtypes
 from manygrad.tensor.environment import Context
@@ -237,3 +238,22 @@ def test_places_of_any_type_in_windows(kind: str, size: int, axis: int) -> None:
         with Context(SPEC=1):
             got = Tensor(x).unfold(0, size, 1).index_select(axis, Tensor(places).cast(kind).realize()).numpy()
         np.testing.assert_array_equal(got, np.take(windows, places, axis))
+
+
+@pytest.mark.parametrize("lanes", [4, 8, 16])
+def test_places_in_scratch_memory_that_agree_in_all_lanes(lanes: int) -> None:
+    """Places that are read where the lanes agree that nothing is: the copy of them is read as a vector."""
+    size = 17
+    i, r = loop(size, 0), red(size, 1)
+    first = I(size - 2).alu(Ops.CMPLT, r).alu(Ops.AND, i.alu(Ops.CMPLT, I(1)))
+    at = load(1, r.alu(Ops.SUB, I(size - 1)), dtypes.int64, valid=first)
+    at = at.alu(Ops.CMPLT, UOp.const(dtypes.int64, 0)).alu(Ops.WHERE, at.alu(Ops.ADD, UOp.const(dtypes.int64, 2)), at)
+    at = at.cast(dtypes.index)
+    inside = I(-1).alu(Ops.CMPLT, at).alu(Ops.AND, at.alu(Ops.CMPLT, I(2)))
+    ast = sink(store(0, i, reduce(load(2, at, valid=inside), r), i))
+    arrays = [np.zeros(size, np.float32), np.array([-1]), np.array([3.0, 5.0], np.float32)]
+    opts = (named("vectorize", 0, lanes), named("tile", 0, 2 * lanes), named("cache_read", 0, 1))
+    with Context(SPEC=1):
+        got = run(ast, arrays, (), "CPU", opts)[0]
+    np.testing.assert_array_equal(got, [5.0 + 16 * 3.0] + [17 * 3.0] * 16)
+    np.testing.assert_array_equal(got, run(ast, arrays)[0])
