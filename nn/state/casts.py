@@ -59,7 +59,8 @@ def _type_of(array: np.ndarray) -> DType:
 
 def array_loses(values: np.ndarray, to: Any) -> str:
     """The same for arrays of NumPy's, which have types that tensors have not."""
-    if values.dtype == to or np.can_cast(values.dtype, to, "safe"):
+    is_exact = values.dtype == to or np.can_cast(values.dtype, to, "safe")
+    if is_exact and not (values.dtype.kind in "iu" and to.kind in "fc"):  # (int64 is "safe" in float64, and loses)
         return ""
     if {values.dtype.kind, to.kind} <= set("biuf") and to.itemsize <= 8:
         return loses(values, to_dtype(str(to)))
