@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.environment import DETECT_ANOMALY
 from manygrad.tensor.source import LINE, line_of, standing_at
-from manygrad.tensor.stored import ENDED, FORMER, HISTORY, carries, is_hidden, is_overwritten, leaves_before
+from manygrad.tensor.stored import ENDED, HISTORY, carries, is_hidden, is_overwritten, was_leaf
 from manygrad.tensor.uop import Ops, UOp, toposort
 from manygrad.tensor.uop.rewrite import substitute
 from manygrad.tensor.uop.shape import numel
@@ -270,7 +270,7 @@ def with_history(root: UOp, leaves: Iterable[Tensor]) -> tuple[UOp, dict[UOp, UO
             done[u] = u
             detached.append(u)
             continue
-        if u in FORMER and leaves_before(u):
+        if was_leaf(u):
             done[u] = u
             continue
         history = _history(u)

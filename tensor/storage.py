@@ -17,13 +17,13 @@ with 3 placed in it), so that backward() finds what it was.
 
 from __future__ import annotations
 
+import itertools
 import os
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from itertools import takewhile
 from threading import Lock, get_ident, local
 from typing import TYPE_CHECKING
 
@@ -32,7 +32,7 @@ from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.engine import engine
 from manygrad.tensor.lock import locked
 from manygrad.tensor.source import mark
-from manygrad.tensor.stored import ORIGIN, has_ended, has_live_history, note_former
+from manygrad.tensor.stored import ORIGIN, OwnNumber, has_ended, has_live_history, note_former
 from manygrad.tensor.uop import GroupOp, Ops, UOp
 from manygrad.tensor.uop.shape import attached, numel, unviewed
 from manygrad.tensor.uop.views import HIDDEN, OTHER_WIDTH, STEPS, below, memory, rebased
@@ -90,7 +90,7 @@ class TensorSet:
             keys = list(self._refs)  # (at once: a dict that changes under a reversed iterator may end the process)
         elif keys[-1] == own:
             return []
-        new = dict.fromkeys(takewhile(lambda k: k != own, reversed(keys)))
+        new = dict.fromkeys(itertools.takewhile(lambda k: k != own, reversed(keys)))
         refs = [self._refs.get(k, _nobody) for k in new]
         self.mark(mark)
         return [t for r in refs if (t := r()) is not None]
@@ -206,10 +206,12 @@ def sharing(t: Tensor) -> list[Tensor]:
 
 
 def is_one_storage(a: Tensor, b: Tensor) -> bool:
-    """Whether two values that are not computed yet are, or are views of, one storage."""
-    if a._storage is None or b._storage is None or memory(a.uop) is not memory(b.uop):
+    """Whether two values that are not computed yet are, or are views of, one storage: one that was written to, say."""
+    if a._storage is None or (base := memory(a.uop)) is not memory(b.uop):
         return False
-    return memory(a.uop).op not in MEMORY and a._storage.own() is b._storage.own()
+    if base.op in MEMORY:
+        return before_writes(base) in ORIGIN
+    return b._storage is not None and a._storage.own() is b._storage.own()
 
 
 class Moves:
@@ -231,13 +233,36 @@ def about_to_change(t: Tensor) -> None:
         tell(t)
 
 
+def own_view(u: UOp) -> UOp:
+    """A detached node of its own, of a leaf say, whose gradient is told from that of others in that memory."""
+    return UOp(Ops.DETACH, u.dtype, (u,), OwnNumber.new())
+
+
+def rebased_views(tensors: Sequence[Tensor], base: UOp, new: UOp) -> list[tuple[Tensor, UOp]]:
+    """Each of these views of `base`, as the same view of `new`; a leaf as a node of its own."""
+    views = [rebased(s.uop, base, new) for s in tensors]
+    for i, (s, u) in enumerate(zip(tensors, views)):
+        is_own = u in (base, new) or (u.op is Ops.DETACH and u.arg is not None)
+        if s._requires_grad and (not is_own or views.count(u) > 1):
+            views[i] = own_view(u) if is_stored(u) else UOp(Ops.CONTIGUOUS, u.dtype, (u,), OwnNumber.new())
+    return list(zip(tensors, views))
+
+
+def detached(u: UOp) -> UOp | None:
+    """The node behind which a view is detached; None where a gradient may flow through. Who has the same one was not
+    detached from the other."""
+    while u.op in STEPS and u.op is not Ops.DETACH:
+        u = u.src[0]
+    return u if u.op is Ops.DETACH else None
+
+
 def move(tensors: list[Tensor], base: UOp, new: UOp, pending: bool) -> None:
     """The memory of `tensors`, views of `base`, is `new` from now on."""
     MOVES.count += 1
-    for s, u in [(s, rebased(s.uop, base, new)) for s in tensors]:
+    for s, u in rebased_views(tensors, base, new):
         if s._requires_grad:
             note_former(s)
-        s.uop, s._leaf = u, None
+        s.uop, s._leaf = u, u.arg if s._requires_grad and u.op is Ops.CONTIGUOUS else None
         LIVE.renew(s)
         TRAINED.renew(s)
         if pending:
@@ -320,8 +345,9 @@ def write(t: Tensor, value: Tensor, anew: bool, joins: bool | None = False) -> N
     together, base = sharing(t), memory(t.uop)
     before = UOp(Ops.DETACH, base.dtype, (base,)) if joins else base
     MOVES.joined += joins is not False
+    family = detached(t.uop)
     for s in together if joins is not False else ():
-        if (now := attached(s.uop)) is not s.uop and not s._requires_grad:
+        if detached(s.uop) is family and (now := attached(s.uop)) is not s.uop and not s._requires_grad:
             s.uop = now if joins else UOp(Ops.DETACH, now.dtype, (now,), HIDDEN)
     moves, value = _at_base(t.uop, base, value)
     target = _moved(moves, base)
@@ -331,7 +357,8 @@ def write(t: Tensor, value: Tensor, anew: bool, joins: bool | None = False) -> N
         with grad_mode.set_grad_enabled(anew or grad_mode.is_grad_enabled()):
             value, target = place(value._new(before), moves, value), base
     if anew:
-        move(together, base, value.uop, pending=False)
+        u = value.uop  # (where it is memory, that stays its own)
+        move(together, base, UOp(Ops.CONTIGUOUS, u.dtype, (u,)) if is_stored(u) else u, pending=False)
         if base.op in MEMORY and len(together) > 1:  # (that said so far that they are one storage)
             one = Storage()
             for s in together:
@@ -390,11 +417,23 @@ def _at_base(u: UOp, base: UOp, value: Tensor) -> tuple[list[UOp], Tensor]:
 
 
 def _keep_copies(base: UOp) -> None:
-    """Live tensors that read `base` through movement ops alone, but are no views of it, keep the value of this time."""
+    """What reads `base` without being a view of it keeps the value of this time."""
     for s in LIVE:
-        own = memory(s.uop)
-        if own is not base and unviewed(own) is base:
-            s.uop = rebased(s.uop, own, UOp(Ops.CONTIGUOUS, own.dtype, (own,)))
+        if unviewed(memory(s.uop)) is base:
+            keep_copy(s)
+
+
+def keep_copy(t: Tensor) -> None:
+    """A tensor that reads memory through movement ops alone, but is no view of it, is computed when it is realized: it
+    keeps the value of this time."""
+    t.uop = kept(t.uop)
+
+
+def kept(u: UOp) -> UOp:
+    """The value `u` as one to be stored, where it is a copy that nothing has to be computed for."""
+    own = memory(u)
+    is_copy = own.op not in MEMORY and unviewed(own).op in MEMORY
+    return rebased(u, own, UOp(Ops.CONTIGUOUS, own.dtype, (own,))) if is_copy else u
 
 
 __all__ = [
@@ -409,6 +448,8 @@ __all__ = [
     "identity",
     "is_one_storage",
     "is_stored",
+    "keep_copy",
+    "kept",
     "memory",
     "move",
     "place",

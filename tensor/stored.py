@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections.abc import Iterable
 from typing import Any, Protocol
@@ -16,6 +17,7 @@ class LeafTensor(Protocol):
 
     uop: UOp
     _requires_grad: bool | None
+    _leaf: OwnNumber | None
 
 
 class Sources:
@@ -75,15 +77,41 @@ LOST: Table[str] = Table("lost")  # why there is no value: what whoever reads it
 FORMER: Table[list[weakref.ref[LeafTensor]]] = Table("former")
 
 
+class OwnNumber(int):
+    """arg of a node that is one tensor's own, a leaf's say. It stays when what is below the node is stored."""
+
+    _count = itertools.count(1)
+    leaf: weakref.ref[LeafTensor] | None = None  # whose number it was
+
+    @classmethod
+    def new(cls) -> OwnNumber:
+        return cls(next(cls._count))
+
+    def __reduce__(self) -> Any:
+        return OwnNumber, (int(self),)
+
+
 def note_former(leaf: LeafTensor) -> None:
     """A leaf is about to have another node."""
     others = [ref for ref in FORMER.get(leaf.uop) or () if (t := ref()) is not None and t is not leaf]
     FORMER[leaf.uop] = [*others, weakref.ref(leaf)]
+    for number in (leaf._leaf, leaf.uop.arg):
+        if isinstance(number, OwnNumber):
+            number.leaf = weakref.ref(leaf)
 
 
 def leaves_before(u: UOp) -> list[Any]:
-    """The leaves to train whose node this was."""
-    return [t for ref in FORMER.get(u) or () if (t := ref()) is not None and t._requires_grad and t.uop is not u]
+    """The leaves to train whose node this was, or whose number it has."""
+    refs = list(FORMER.get(u) or ())
+    if isinstance(u.arg, OwnNumber) and u.arg.leaf is not None:
+        refs.append(u.arg.leaf)
+    found = {id(t): t for ref in refs if (t := ref()) is not None}
+    return [t for t in found.values() if t._requires_grad and t.uop is not u]
+
+
+def was_leaf(u: UOp) -> bool:
+    """Whether a leaf to train had this node before."""
+    return (u in FORMER or isinstance(u.arg, OwnNumber)) and bool(leaves_before(u))
 
 
 def carries(u: UOp) -> bool:
@@ -117,7 +145,7 @@ def is_overwritten(graph: UOp | None, clock: int) -> bool:
         if (WRITTEN.get(x) or 0) > clock:
             return True
         # (what was written at the same time, elsewhere, is newer than what was read here)
-        if x in FORMER and any((WRITTEN.get(memory(t.uop)) or -1) >= clock for t in leaves_before(x)):
+        if was_leaf(x) and any((WRITTEN.get(memory(t.uop)) or -1) >= clock for t in leaves_before(x)):
             return True
     return False
 

@@ -32,7 +32,7 @@ from manygrad.tensor.ops.counting import CountingMixin
 from manygrad.tensor.ops.creation import CreationMixin
 from manygrad.tensor.ops.decomposition import DecompositionMixin
 from manygrad.tensor.ops.diagonal import DiagonalMixin
-from manygrad.tensor.ops.differentiation import DifferentiationMixin, as_written, own_view
+from manygrad.tensor.ops.differentiation import DifferentiationMixin, as_written
 from manygrad.tensor.ops.distance import DistanceMixin
 from manygrad.tensor.ops.distributions import DistributionsMixin
 from manygrad.tensor.ops.division import DivisionMixin
@@ -85,6 +85,7 @@ from manygrad.tensor.source import mark
 from manygrad.tensor.storage import LIVE as LIVE
 from manygrad.tensor.storage import PENDING as PENDING
 from manygrad.tensor.storage import Storage
+from manygrad.tensor.stored import OwnNumber
 from manygrad.tensor.uop import GroupOp, Ops, ShardArg, UOp, VarArg, even_bounds
 from manygrad.tensor.uop.symbolic import variable
 from manygrad.tensor.uop.views import STEPS, memory, overlaps
@@ -188,7 +189,7 @@ class Tensor(
     ):
         want = to_dtype(dtype) if dtype is not None else None
         self._requires_grad: bool | None = None
-        self._leaf: int | None = None
+        self._leaf: OwnNumber | None = None
         self._storage: Storage | None = None
         self._grad: Tensor | None = None
         target = _canonical(device) if device is not None else None
@@ -220,7 +221,7 @@ class Tensor(
         if requires_grad is not None:
             if isinstance(data, Tensor):  # (then it is a leaf of its own)
                 u = UOp(Ops.DETACH, self.uop.dtype, (self.uop,)) if data.requires_grad else self.uop
-                self.uop = own_view(u) if requires_grad else u
+                self.uop = storage.own_view(u) if requires_grad and storage.is_stored(u) else u
             self.requires_grad = requires_grad
 
     # *** how operators make new tensors ***

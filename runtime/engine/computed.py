@@ -25,7 +25,7 @@ from manygrad.tensor.stored import (
     carries,
     has_ended,
     has_live_history,
-    leaves_before,
+    was_leaf,
 )
 from manygrad.tensor.tensor import Tensor
 from manygrad.tensor.uop import Ops, UOp, standing_on, toposort
@@ -94,7 +94,7 @@ def remember(computed: dict[UOp, UOp], becomes: dict[UOp, UOp], overwritten: set
     backward() works after item() or numpy(). One that was made from values overwritten by now remembers just that.
     """
     trained, flowing = _trained(computed), _flowing(becomes)
-    trained_memory = {assigned(memory(t.uop)) for t in TRAINED} if flowing else set()
+    trained_memory = {assigned(t.uop) for t in TRAINED if t.uop.op in MEMORY} if flowing else set()
     written: dict[UOp, UOp] = {}  # memory that a gradient flows on from -> the last assignment to it
     before: dict[UOp, tuple[UOp | None, int]] = {}  # the history of what lay there, where a gradient flowed from it
     for u, buffer in becomes.items():
@@ -189,7 +189,7 @@ def _flowing(roots: Iterable[UOp]) -> set[UOp]:
     leaves = {t.uop for t in TRAINED}
     if not leaves:
         return set()
-    ends = lambda u: u in leaves or u in HISTORY or u in ENDED or (u in FORMER and bool(leaves_before(u)))  # noqa: E731
+    ends = lambda u: u in leaves or u in HISTORY or u in ENDED or was_leaf(u)  # noqa: E731
     return {u for u in standing_on(roots, ends, lambda u: not carries(u)) if carries(u)}
 
 

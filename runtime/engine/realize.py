@@ -40,13 +40,13 @@ from manygrad.tensor.environment import FAILED_STEPS
 from manygrad.tensor.function import TRACING, refuse_traced
 from manygrad.tensor.lock import locked
 from manygrad.tensor.source import LINE, line_of, mark, user_line
-from manygrad.tensor.storage import LIVE, MEMORY, MOVES, PENDING, Storage
+from manygrad.tensor.storage import LIVE, MEMORY, MOVES, PENDING, Storage, rebased_views
 from manygrad.tensor.stored import HISTORY, WRITTEN
 from manygrad.tensor.tensor import Tensor
 from manygrad.tensor.uop import BufferSpec, Ops, UOp, standing_on, toposort
 from manygrad.tensor.uop.rewrite import substitute
 from manygrad.tensor.uop.shape import unviewed
-from manygrad.tensor.uop.views import memory, rebased
+from manygrad.tensor.uop.views import memory
 
 _uids = itertools.count(1)  # the process's, as nodes are
 
@@ -270,8 +270,7 @@ class RealizeEngine:
             effects.append(store := _stored(u, t))
             buffer = store.src[0]
             becomes.setdefault(u, buffer)
-            for s in together:
-                own[id(s)] = rebased(s.uop, u, buffer)
+            own |= {id(s): now for s, now in rebased_views(together, u, buffer)}
         if not effects:
             for t in todo:
                 PENDING.discard(t)

@@ -11,7 +11,7 @@ from manygrad.tensor.engine import engine
 from manygrad.tensor.grad_mode import set_grad_enabled
 from manygrad.tensor.ops.differentiation import flows_on
 from manygrad.tensor.storage import is_stored
-from manygrad.tensor.stored import ENDED, HISTORY, has_live_history
+from manygrad.tensor.stored import ENDED, HISTORY, OwnNumber, has_live_history
 from manygrad.tensor.tensor import Tensor
 from manygrad.tensor.uop import Ops, UOp
 from manygrad.tensor.uop.shape import Shape, numel
@@ -219,7 +219,9 @@ def _kind(u: UOp) -> tuple[Any, ...]:
     """An external value as far as a program can tell beforehand: stored, or a lazy view or cast of what is."""
     chain: list[Any] = []
     while u.op in _LAZY and u not in HISTORY and len(chain) < 12:
-        arg = None if u.op is Ops.DETACH and type(u.arg) is int else u.arg  # (a leaf's number is another each time)
+        arg = (
+            None if u.op is Ops.DETACH and isinstance(u.arg, OwnNumber) else u.arg
+        )  # (a leaf's number is another each time)
         chain += (u.op, u.dtype, arg)
         u = u.src[0]
     is_plain = u.op is Ops.BUFFER and engine().follows(u.arg.device)

@@ -76,7 +76,9 @@ class Spec:
 
 def as_leaf(t: Tensor) -> Tensor:
     """The same value, as one to train."""
-    return t._new(t.uop).requires_grad_()
+    new = t._new(t.uop)
+    new._storage = t._identity()
+    return new.requires_grad_()
 
 
 class KeptGraphs(NamedTuple):

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,27 +12,38 @@ from manygrad.tensor.gradient import compute_gradients, hooked, with_history
 from manygrad.tensor.hooks import RemovableHandle
 from manygrad.tensor.lock import locked
 from manygrad.tensor.source import LINE, user_line
-from manygrad.tensor.storage import HOOKED, LIVE, MEMORY, MOVES, TRAINED, Storage, about_to_change, is_stored
+from manygrad.tensor.storage import (
+    HOOKED,
+    LIVE,
+    MEMORY,
+    MOVES,
+    TRAINED,
+    Storage,
+    about_to_change,
+    is_stored,
+    own_view,
+)
 from manygrad.tensor.stored import (
     ENDED,
-    FORMER,
     HISTORY,
     SOURCES,
+    OwnNumber,
     carries,
     has_ended,
     has_live_history,
     is_hidden,
     leaves_before,
     note_former,
+    was_leaf,
 )
 from manygrad.tensor.uop import Ops, UOp
 from manygrad.tensor.uop.shape import attached
-from manygrad.tensor.uop.views import memory
+from manygrad.tensor.uop.uop import users
+from manygrad.tensor.uop.views import Apart, memory
 
 if TYPE_CHECKING:
     from manygrad.tensor.tensor import Tensor
 
-_leaves = itertools.count(1)
 _LEAVES = (Ops.CONTIGUOUS, Ops.DETACH)  # with a number: a leaf's own node
 
 
@@ -90,7 +100,8 @@ class DifferentiationMixin:
         self._requires_grad = flag
         if changed:
             self.__dict__.pop("_value", None)  # (no value of a step's, from here on: a step is one of it)
-            self._become(self.uop if self.uop.op is Ops.BUFFER else own_view(self.uop), self._storage)
+            is_view = self.uop.op is not Ops.BUFFER and is_stored(self.uop)
+            self._become(own_view(self.uop) if is_view else self.uop, self._storage)
             TRAINED.add(self)
         elif not flag:
             TRAINED.discard(self)
@@ -114,7 +125,7 @@ class DifferentiationMixin:
         if uop is not self.uop and id(self) in TRAINED.keys:
             note_former(self)
         if self._requires_grad and not is_stored(uop):
-            self._leaf = next(_leaves)
+            self._leaf = OwnNumber.new()
             uop = UOp(Ops.CONTIGUOUS, uop.dtype, (uop,), self._leaf)
         self.uop, self._storage = uop, storage
         self.__dict__.pop("_is_part", None)  # (tensor/deferred/endings.py)
@@ -123,7 +134,11 @@ class DifferentiationMixin:
 
     def detach(self: Tensor) -> Tensor:
         """The same value, through which no gradient flows; of a stored tensor, the same storage."""
-        return self if self.uop.op is Ops.DETACH and not self._requires_grad else self._op(Ops.DETACH)
+        if self.uop.op is not Ops.DETACH or self._requires_grad:
+            return self._op(Ops.DETACH)
+        t = self._new(own_view(self.uop.src[0]))
+        t._storage = self._identity()
+        return t
 
     @locked
     def detach_(self: Tensor) -> Tensor:
@@ -150,13 +165,14 @@ class DifferentiationMixin:
 
     def register_hook(self: Tensor, hook: Callable[[Tensor], Tensor | None]) -> RemovableHandle:
         """`hook(gradient)` is called with the complete gradient of this tensor whenever it is computed; what it
-        returns, if anything, takes its place. Tensors of equal graphs are one node: a hook on one is a hook on all of
-        them."""
+        returns, if anything, takes its place. Values that were computed alike are told apart by a hook, or
+        `retain_grad()`, that comes before they are used."""
         if not self.requires_grad:
             raise RuntimeError(
                 "register_hook: this tensor does not require a gradient, nothing it is computed from does"
             )
         self._hooks = self._hooks or {}
+        set_apart(self)
         HOOKED.add(self)
         return RemovableHandle(self._hooks, hook)
 
@@ -173,6 +189,7 @@ class DifferentiationMixin:
         """backward() sets `.grad` of this tensor too, though it is not a leaf."""
         if not self.requires_grad:
             raise RuntimeError("retain_grad: this tensor does not require a gradient")
+        set_apart(self)
         self._retains = True
 
     @property
@@ -351,10 +368,10 @@ def as_written(t: Tensor, value: Tensor) -> Written:
     made under no_grad(), or detached, others may be left that a gradient flows through: they keep it, too.
     """
     on = grad_mode.is_grad_enabled()
-    if t._requires_grad or not t.dtype.is_float:
+    if not t.dtype.is_float or (t._requires_grad and (on or t.uop.op in MEMORY)):
         return Written(value)
-    if not on and value.uop.op is not Ops.DETACH and not grad_mode.STOPPED(value.uop):
-        value = value._new(value.uop)
+    if not on and (value._requires_grad or not (value.uop.op is Ops.DETACH or grad_mode.STOPPED(value.uop))):
+        value = value.detach()
     is_apart = attached(t.uop) is not t.uop
     if on and not is_apart:
         return Written(value)
@@ -380,15 +397,22 @@ def unchanged_gradient(value: Tensor, old: Tensor) -> Tensor:
     """`value`, written past the gradient of `old`, which flows on as if nothing were written (torch's `data`)."""
     with grad_mode.enable_grad():
         now = value._new(UOp(Ops.DETACH, value.dtype, (value.uop,)))
-        before = old._new(attached(old.uop))
+        before = old._new(attached(old.uop, past_leaves=True))
         from manygrad.tensor.ops.elementary import with_gradient
 
         return with_gradient(now, "unchanged", None, lambda g, _: (g,), before)
 
 
-def own_view(u: UOp) -> UOp:
-    """A node of a leaf's own of what lies in memory, so that a gradient is told from that of others in that memory."""
-    return UOp(Ops.DETACH, u.dtype, (u,), next(_leaves)) if is_stored(u) else u
+@locked
+def set_apart(t: Tensor) -> None:
+    """Gives `t`, which is no leaf, a node of its own. Equal values are one node, and each has a gradient of its own:
+    what was made of that node before may be of any of them."""
+    u = t.uop
+    if t._requires_grad or type(u.arg) is Apart or any(type(x.arg) is not Apart for x in users(u)):
+        return
+    if all(s is t or s.uop is not u for s in storage.sharing(t)):  # (a view of it has its gradient, too)
+        t.uop = UOp(Ops.CUSTOM, u.dtype, (u,), Apart())
+        LIVE.renew(t)
 
 
 def _stands_on_leaf(base: UOp) -> bool:
@@ -401,18 +425,13 @@ def _stands_on(root: UOp, leaves: set[UOp]) -> bool:
     """Whether a gradient flows from it to any of these, or to a stored value that has, or had, one."""
     below = root.toposort(carries)
     has = lambda u: u in HISTORY or u in ENDED  # noqa: E731
-    return any(
-        u in leaves or is_hidden(u) or (has(u) and carries(u)) or (u in FORMER and leaves_before(u)) for u in below
-    )
+    return any(u in leaves or is_hidden(u) or (has(u) and carries(u)) or was_leaf(u) for u in below)
 
 
 def flows_on(root: UOp) -> bool:
     """Whether a gradient flows from a value to a leaf: not where all of them have been written to since."""
     leaves = {t.uop for t in TRAINED}
-    return any(
-        u in leaves or (carries(u) and (has_live_history(u) or (u in FORMER and bool(leaves_before(u)))))
-        for u in root.toposort(carries)
-    )
+    return any(u in leaves or (carries(u) and (has_live_history(u) or was_leaf(u))) for u in root.toposort(carries))
 
 
 def _reached(wanted: Sequence[Tensor], now: dict[UOp, UOp], below: Collection[UOp]) -> list[tuple[Tensor, list[UOp]]]:
@@ -420,7 +439,7 @@ def _reached(wanted: Sequence[Tensor], now: dict[UOp, UOp], below: Collection[UO
     one that it was. `now`: what each node became."""
     flowing, former = set(below), dict[int, list[UOp]]()
     for u in below:
-        if u in FORMER:
+        if was_leaf(u):
             for t in leaves_before(u):
                 former.setdefault(id(t), []).append(u)
     found = []

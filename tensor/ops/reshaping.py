@@ -25,6 +25,8 @@ class ReshapingMixin:
         a, b = self._dim(start_dim), self._dim(end_dim)
         if a > b:
             raise ValueError(f"flatten: start_dim {start_dim} comes after end_dim {end_dim}")
+        if a == b:
+            return self
         return (
             self.reshape(*self.shape[:a], -1, *self.shape[b + 1 :])
             if prod(self.shape)

@@ -125,11 +125,13 @@ def unviewed(u: UOp) -> UOp:
     return u
 
 
-def attached(u: UOp) -> UOp:
-    """A view without the DETACHes in it: what can be written to."""
-    while u.op is Ops.DETACH:
+def attached(u: UOp, past_leaves: bool = False) -> UOp:
+    """A view without the DETACHes in it: what can be written to. `past_leaves`: the view of what a leaf that is in
+    nobody's memory yet was made of."""
+    while u.op is Ops.DETACH or (past_leaves and u.op is Ops.CONTIGUOUS and u.arg is not None):
         u = u.src[0]
-    return u.replace(src=(attached(u.src[0]),)) if u.op in GroupOp.VIEW or u.op is Ops.BITCAST else u
+    is_view = u.op in GroupOp.VIEW or u.op is Ops.BITCAST
+    return u.replace(src=(attached(u.src[0], past_leaves),)) if is_view else u
 
 
 def numel(shape: Shape) -> int:

@@ -82,6 +82,13 @@ def BELOW(u: UOp) -> tuple[UOp, ...]:
     return tuple(toposort(u.src))
 
 
+def users(u: UOp) -> list[UOp]:
+    """The living nodes that are made of `u`. (It looks through all nodes.)"""
+    with _REMOVING:
+        refs = list(_TABLE.values())
+    return [x for ref in refs if any(s is u for s in ref.key[2]) and (x := ref()) is not None]
+
+
 class UOp:
     """`op` on `src` giving values of `dtype`; `arg` is the op's own hashable parameter.
 

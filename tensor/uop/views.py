@@ -58,6 +58,18 @@ class Strided:
         return "strided"
 
 
+class Apart:
+    """arg of a CUSTOM: src[0], told from other values of its graph by its gradient: one with a hook. Each is another
+    one, and a view."""
+
+    @staticmethod
+    def gradients(g: Any, u: UOp) -> tuple[Any, ...]:
+        return (g,)
+
+    def __repr__(self) -> str:
+        return "apart"
+
+
 COPIED, OTHER_WIDTH, STRIDED = Copied(), OtherWidth(), Strided()
 HIDDEN = "hidden"  # arg of a DETACH behind which what has a gradient was written, in memory with another one
 
@@ -69,7 +81,7 @@ def below(u: UOp) -> UOp | None:
         return u.src[0]
     if op is Ops.CONTIGUOUS:
         return u.src[0] if u.arg is not None else None  # a leaf's number
-    if op is Ops.CUSTOM and u.arg is STRIDED:
+    if op is Ops.CUSTOM and (u.arg is STRIDED or type(u.arg) is Apart):
         return u.src[0]
     return u.src[1] if op is Ops.CUSTOM and u.arg is OTHER_WIDTH else None
 
@@ -194,7 +206,7 @@ def rebased(u: UOp, base: UOp, new: UOp, leaf: bool = False) -> UOp:
     A leaf's number goes (it is in memory then), unless it is still to be a `leaf`."""
     if u is base:
         return new
-    if u.op is Ops.CUSTOM:
+    if u.op is Ops.CUSTOM and type(u.arg) is not Apart:
         return widened(rebased(u.src[1], base, new, leaf), u)
     source = rebased(u.src[0], base, new, leaf)
     return source if u.op is Ops.CONTIGUOUS and not leaf else u.replace(src=(source,))

@@ -92,6 +92,13 @@ class Eager:
         with eager_no_grad():
             return self.view(self.places)
 
+    def requires_grad_(self) -> Eager:
+        """This view, which has no history, as a leaf."""
+        scalars = [Scalar(v) for v in self.memory]
+        for s in scalars:
+            s.reaches = True
+        return self._is([scalars[k] for k in self.places], self.memory, Family(scalars, True), self.places)
+
     def scalars(self) -> list[Scalar]:
         """The numbers that lie there now, with the histories of this family."""
         found = []

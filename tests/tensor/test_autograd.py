@@ -190,6 +190,38 @@ def test_hooks_of_computed_values_work_on_what_was_stored_since() -> None:
     assert x.grad is not None and x.grad.tolist() == [12, 24, 36]
 
 
+def test_values_that_were_computed_alike_have_hooks_and_gradients_of_their_own() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(4):  # (repeated, as a step is)
+        x = Tensor(rng.standard_normal(3), requires_grad=True)
+        a, b, c = x * 2, x * 2, x * 2
+        a.register_hook(lambda g: g * 10)
+        b.retain_grad()
+        c.retain_grad()
+        seen_through = b[:]
+        (a * 2 + b * 3 + c + seen_through).sum().backward()
+        assert x.grad is not None and x.grad.tolist() == [50, 50, 50]  # 2 (20 + 4 + 1)
+        assert b.grad is not None and b.grad.tolist() == [4, 4, 4] and c.grad is not None and c.grad.tolist() == [1] * 3
+        b.add_(1.0)
+        assert seen_through.tolist() == b.tolist() == pytest.approx((x * 2 + 1).tolist())
+        y = x * 3
+        view = y[:]
+        y.retain_grad()
+        (y + view * 2).sum().backward()
+        assert y.grad is not None and y.grad.tolist() == [3, 3, 3]
+
+
+def test_what_is_detached_again_is_another_tensor() -> None:
+    p = leaf(1, 2)
+    y = (p * 3).detach()
+    z = y.detach().requires_grad_()
+    (y * p + z * 2).sum().backward()
+    assert not y.requires_grad and y.grad is None
+    assert p.grad is not None and p.grad.tolist() == [3, 6] and z.grad is not None and z.grad.tolist() == [2, 2]
+    z.detach().add_(1.0)
+    assert y.tolist() == z.tolist() == [4, 7]
+
+
 def test_a_hook_after_accumulation() -> None:
     x = leaf(1, 2)
     seen: list[Any] = []

@@ -151,6 +151,38 @@ def the_gradient_of_what_a_detached_view_wrote_past(w: Tensor, u: Tensor) -> Any
     return [2, 2, 2], None
 
 
+def a_leaf_of_what_is_written_later(w: Tensor, u: Tensor) -> Any:
+    h = w * 2
+    z = h.detach().requires_grad_()
+    s = z + h.detach()
+    h.tolist()
+    h.mul_(0.5)
+    (s * s + z + h).sum().backward()
+    assert z.grad is not None and z.grad.tolist() == [9, 17, 25]  # 2 s + 1
+    return [1, 1, 1], None
+
+
+def memory_of_a_leaf_that_another_gradient_flows_through(w: Tensor, u: Tensor) -> Any:
+    h = Tensor([1.0, 1.0, 1.0])
+    z = h.detach().requires_grad_()
+    h[1:] = w[1:]
+    z.tolist()
+    with no_grad():
+        z.add_(u)
+    (h * h * z).sum().backward()
+    assert z.grad is not None and z.grad.tolist() == [2.25, 6.25, 10.5625]  # h * h
+    return [0, 12.5, 21.125], None  # 2 h z
+
+
+def what_is_detached_from_what_has_no_gradient(w: Tensor, u: Tensor) -> Any:
+    with no_grad():
+        h = u * 2
+    z = h.detach()
+    h.add_(w)
+    (h * z).sum().backward()
+    return [2, 3, 3.5], None  # z, which is h
+
+
 CASES: list[Case] = [
     f
     for f in list(globals().values())
@@ -182,6 +214,32 @@ def test_a_value_that_is_gone_is_an_error(follow: int) -> None:
             w.grad = None
             (x * w).sum().backward()
             assert w.grad.tolist() == [5, 6]
+
+
+@pytest.mark.parametrize("follow", [0, 1])
+def test_what_was_written_somewhere_stays_as_it_is(follow: int) -> None:
+    """A computed value, stored or not, or memory of a leaf that is written to is no other tensor's memory then."""
+    with Context(FOLLOW=0) if not follow else nullcontext():
+        for _ in range(6):
+            w, a, b = leaf(0, 1, 2), Tensor([5.0, 5.0, 5.0]), Tensor([7.0, 7.0, 7.0])
+            h = w * 2
+            h.tolist()
+            h.copy_(a)
+            h.add_(1.0)
+            h[:] = b
+            h.mul_(2.0)
+            x = w.detach()
+            x.copy_(a)
+            x.copy_(b)
+            y = (a * 1)[:]
+            y.detach().mul_(3.0)
+            z = y.detach()
+            y[1:] = b[1:]
+            total = (a * a).sum() + (w * w).sum() + (z * z).sum()
+            total.backward()
+            assert total.item() == 75 + 147 + 225 + 98
+            assert (h.tolist(), a.tolist(), b.tolist()) == ([14.0] * 3, [5.0] * 3, [7.0] * 3)
+            assert w.tolist() == x.tolist() == b.tolist() and w.grad is not None and w.grad.tolist() == [14.0] * 3
 
 
 def test_a_state_that_is_carried_on_for_ever_holds_no_more() -> None:
@@ -261,8 +319,8 @@ class Step(NamedTuple):
     number: float
 
 
-VALUES = 8  # kinds that give another value; the others write
-KINDS = 15
+VALUES = 9  # kinds that give another value; the others write
+KINDS = 17
 
 
 def program(seed: int) -> list[Step]:
@@ -286,7 +344,7 @@ def run(steps: list[Step], values: list[Any], off: Callable[[], AbstractContextM
             elif kind == 2:
                 values.append(a * number)
             elif kind == 3:
-                values.append(a.detach() if a.requires_grad else a * 1)
+                values.append(a.detach())
             elif kind == 4:
                 values.append(a.clone())
             elif kind == 5:
@@ -295,21 +353,25 @@ def run(steps: list[Step], values: list[Any], off: Callable[[], AbstractContextM
                 values.append(a + b.detach())
             elif kind == 7:
                 values.append(a.sum() * b)
+            elif kind == 8:
+                values.append(a.detach().requires_grad_())
             elif i < first:
                 pass
-            elif kind == 8:
-                a.add_(b)
             elif kind == 9:
-                a[1:3] = b[2:]
+                a.add_(b)
             elif kind == 10:
-                a.mul_(0.5)
+                a[1:3] = b[2:]
             elif kind == 11:
-                a.copy_(b)
+                a.mul_(0.5)
             elif kind == 12:
-                a[0] = number
+                a.copy_(b)
             elif kind == 13:
-                a[:2].add_(b[:2])
+                a[0] = number
             elif kind == 14:
+                a[:2].add_(b[:2])
+            elif kind == 15:
+                a.detach().mul_(number)
+            elif kind == 16:
                 a.tolist()
 
 
@@ -323,24 +385,23 @@ def test_random_programs(follow: int) -> None:
         for _ in range(3):
             numbers = np.random.default_rng(seed).integers(-2, 3, size=(4, 4)).astype(float)
             expected = [Eager(row, is_leaf=k < 2) for k, row in enumerate(numbers)]
-            leaves = expected[:2]
             try:
                 run(steps, expected, eager_no_grad)
             except RuntimeError:  # (a view of a leaf is written to)
                 break
             loss = sum(((v * v).sum() for v in expected), Scalar(0.0))
             loss.backward()
+            leaves = [k for k, v in enumerate(expected) if v.leaves and v.family.is_leaf]
             with Context(FOLLOW=0) if not follow else nullcontext():
                 values = [Tensor(row, requires_grad=k < 2) for k, row in enumerate(numbers)]
-                mine = values[:2]
                 try:
                     run(steps, values, no_grad)
                     total = sum((v * v).sum() for v in values)
                     total.backward()
-                    found = [total.item(), *(t.grad.tolist() for t in mine)]
+                    found = [total.item(), *(values[k].grad.tolist() for k in leaves)]
                 except RuntimeError:
                     refused += 1
                     break
-            assert found == [loss.value, *(t.gradient() for t in leaves)], (seed, steps)
+            assert found == [loss.value, *(expected[k].gradient() for k in leaves)], (seed, steps)
             right += 1
     assert right > 200 and refused < 30
