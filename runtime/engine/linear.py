@@ -28,6 +28,7 @@ from manygrad.schedule.order.plan_memory import MemoryPlan
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.environment import DEBUG, FAILED_STEPS
 from manygrad.tensor.source import line_of
+from manygrad.tensor.storage import kept
 from manygrad.tensor.tensor import Tensor
 from manygrad.tensor.uop import GroupOp, Ops, UOp
 from manygrad.tensor.uop.shape import numel
@@ -47,7 +48,8 @@ class Recording:
 
     def holds(self, t: Tensor) -> bool:
         """Whether `t` is from outside and still what it was."""
-        return id(t) in self.outside and self.outside[id(t)][1] is t.uop
+        before = self.outside.get(id(t))
+        return before is not None and (t.uop is before[1] or t.uop is kept(before[1]))
 
     @contextmanager
     def paused(self) -> Iterator[None]:

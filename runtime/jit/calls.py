@@ -8,7 +8,7 @@ from contextlib import suppress
 from manygrad.errors import JitError
 from manygrad.runtime.current import current
 from manygrad.runtime.jit.captured import Captured
-from manygrad.runtime.jit.recording import Named, lazy_readers, record
+from manygrad.runtime.jit.recording import Named, lazy_readers, read_from, record
 from manygrad.runtime.storage import STORAGE
 from manygrad.tensor.engine import MadeCalls
 from manygrad.tensor.grad_mode import set_grad_enabled
@@ -17,7 +17,7 @@ from manygrad.tensor.stored import HISTORY, is_overwritten, was_written
 from manygrad.tensor.tensor import Tensor
 from manygrad.tensor.uop import Ops, UOp, toposort
 from manygrad.tensor.uop.rewrite import substitute
-from manygrad.tensor.uop.views import memory, rebased
+from manygrad.tensor.uop.views import memory
 
 NOTHING, FLOWS, OVERWRITTEN = range(3)  # of a gradient
 
@@ -65,18 +65,16 @@ def capture_calls(
     stored += inner.values()
     histories = [history(t.uop) for t in recorded.out]
     over = [n for n, found in enumerate(histories) if found is OVERWRITTEN]
-    given = {i.own.uop: t.uop for i, t in zip(recorded.inputs, inputs)}
+    given = recorded.given(inputs)
     state_flows = any(i.written and history(i.own.uop) is FLOWS for i in recorded.inputs)
     for u, node in given.items():
         if (entry := HISTORY.pop(u)) is not None:  # (a value that was read before, and goes on)
-            graph = None if entry[0] is None else substitute(entry[0], given)
-            if graph is None or node not in graph.src:  # (a leaf's copy)
-                HISTORY[node] = (graph, entry[1])
+            HISTORY[node] = (None if entry[0] is None else substitute(entry[0], given), entry[1])
     captured: Captured[list[Tensor]] | None = None
     if not recorded.made_state(known):
         with suppress(JitError):
             captured = Captured(recorded, named, [], [], {}, donate=False)
-    out = [_in(t, given) for t in recorded.out]
+    out = [read_from(t, given) for t in recorded.out]
     note_over(out, over)
     replay = None
     if captured is not None:
@@ -139,12 +137,6 @@ def note_over(results: list[Tensor], numbers: list[int]) -> None:
 def _as(t: Tensor, u: UOp) -> Tensor:
     with set_grad_enabled(True):
         return t._new(u)
-
-
-def _in(t: Tensor, given: dict[UOp, UOp]) -> Tensor:
-    """What is a view of a capture's own input, as that of the tensor that was given."""
-    base = memory(t.uop)
-    return _as(t, rebased(t.uop, base, given[base])) if base in given else t
 
 
 def _named(inputs: list[Tensor]) -> Named:

@@ -33,7 +33,7 @@ from manygrad.runtime.storage import STORAGE, buffers_of
 from manygrad.tensor.engine import engine
 from manygrad.tensor.environment import DEBUG, JIT, JIT_CHECK
 from manygrad.tensor.guards import Guards
-from manygrad.tensor.storage import LIVE, TensorSet, is_stored
+from manygrad.tensor.storage import LIVE, TensorSet, is_stored, keep_copy
 from manygrad.tensor.tensor import Tensor
 from manygrad.tensor.uop import Ops, UOp
 from manygrad.tensor.uop.views import memory
@@ -119,7 +119,7 @@ class Captured(Generic[T]):
         for i, t, plain in passed:
             self._pass(i, plain)
             i.in_place &= plain is t
-        self._keep_old_values()
+        self.keep_old_values()
         run_items(self.items, {**self.vars, **var_vals} if var_vals else self.vars)
         for i, t in zip(self.inputs, tensors) if self.writes else ():
             if i.written:
@@ -138,7 +138,7 @@ class Captured(Generic[T]):
         """The calls, for what the last replay read."""
         self.items[0].wake()
         self.results.renew(self)
-        self._keep_old_values()
+        self.keep_old_values()
         run_items(self.items, self.vars)
         return self.result(True)
 
@@ -175,7 +175,7 @@ class Captured(Generic[T]):
                 self.results.note(moved)
                 return False, None
             else:
-                self._keep_old_values()
+                self.keep_old_values()
                 is_looked_at = was_last = True
         self.results.note(moved)
         if done == STOPPED:
@@ -232,7 +232,7 @@ class Captured(Generic[T]):
                     "result perhaps; pass a clone()"
                 )
 
-    def _keep_old_values(self) -> None:
+    def keep_old_values(self) -> None:
         """What was made lazily of the state or of a result (`total = total + step(x)`), and is not computed yet,
         must not see what is written now, nor backward() from what is."""
         made = LIVE.newer(self)
@@ -245,6 +245,7 @@ class Captured(Generic[T]):
         lazy.clear()  # (which hold them)
         for t in self.unasked.left(early):
             try:
+                keep_copy(t)
                 t.realize()
             except Exception as e:  # it must not fail the step: whoever reads it gets the error
                 engine().lose(

@@ -15,12 +15,14 @@ from manygrad.runtime.executors.items import ExecItem, Vars
 from manygrad.runtime.jit.arguments import Input, JitError, binds, cut_of, refuse_shared_memory, signature, walk
 from manygrad.runtime.jit.memory import stored, whole
 from manygrad.runtime.storage import STORAGE, buffers_of
+from manygrad.tensor.grad_mode import set_grad_enabled
 from manygrad.tensor.standin import part
-from manygrad.tensor.storage import LIVE, PENDING, TensorSet, assignments, is_stored
+from manygrad.tensor.storage import LIVE, PENDING, TensorSet, assignments, is_stored, keep_copy
 from manygrad.tensor.stored import ENDED, HISTORY, SOURCES, Sources, was_written
 from manygrad.tensor.tensor import Tensor
 from manygrad.tensor.uop import UOp, standing_on
-from manygrad.tensor.uop.views import memory
+from manygrad.tensor.uop.rewrite import substitute
+from manygrad.tensor.uop.views import memory, rebased
 
 Named = list[tuple[str, Tensor]]  # tensors, each with the path to it
 
@@ -79,13 +81,15 @@ def gradients_now() -> dict[int, tuple[Tensor, Tensor | None]]:
 
 
 def lazy_readers(is_read: Callable[[UOp], bool]) -> list[Tensor]:
-    """Live values that are not computed, and stand on what `is_read` tells. On several workers garbage is collected
-    before, where there are some (`runtime/engine/garbage.py`; recordings are few)."""
+    """Live values that are not computed, and stand on what `is_read` tells, to be computed now. On several workers
+    garbage is collected before, where there are some (`runtime/engine/garbage.py`; recordings are few)."""
     found = _lazy_readers(is_read)
     if found and current().world.size > 1:
         found.clear()  # (which holds them)
         gc.collect()
         found = _lazy_readers(is_read)
+    for t in found:
+        keep_copy(t)
     return found
 
 
@@ -109,6 +113,10 @@ class Recorded:
     there: set[int]  # ids of memory that there was before, and of the inputs' own
     has_computed: bool  # something lazy from outside, which it finds computed the next time
 
+    def given(self, tensors: list[Tensor]) -> dict[UOp, UOp]:
+        """The memory of each input's own, and that of the argument which it stands for."""
+        return {i.own.uop: t.uop for i, t in zip(self.inputs, tensors)}
+
     def is_empty(self) -> bool:
         """Whether it gives tensors without elements alone, for which nothing is computed or replayed."""
         results = tensors_of(self.out)
@@ -123,6 +131,18 @@ class Recorded:
         expected |= {id(g) for _, g in self.gradients.made}
         made = [t for t in LIVE if id(t) not in expected and is_stored(t.uop) and memory(t.uop) not in known]
         return any(overwrites(self.overwritten, memory(t.uop)) for t in made)
+
+
+def read_from(t: Tensor, given: dict[UOp, UOp]) -> Tensor:
+    """What is a view, or a lazy copy, of an input's own, as that of the argument."""
+    base = memory(t.uop)
+    now = rebased(t.uop, base, given[base]) if base in given else t.uop
+    if not is_stored(now):
+        now = substitute(now, given)
+    if now is t.uop:
+        return t
+    with set_grad_enabled(True):
+        return t._new(now)
 
 
 def refuse_gradients_of_arguments(gradients: Gradients, tensors: Named) -> None:
@@ -154,6 +174,8 @@ def record(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
             own = inputs[twin].own if twin is not None else stored(t).clone().realize()
             kind = None if binds(t) else (t.shape, t.dtype, t.device, cut_of(t))
             SOURCES[own.uop] = Sources.of(memory(t.uop))  # (what is made of the one is made of the other)
+            if t._requires_grad:  # (its gradient ends here)
+                HISTORY.pop(own.uop)
             if was_written(memory(t.uop)):  # (state, as the function may write it again)
                 HISTORY.pop(own.uop)
                 ENDED[own.uop] = "was written with what has a gradient before this call of a captured function"

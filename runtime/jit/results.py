@@ -32,6 +32,7 @@ from manygrad.tensor.storage import LIVE, is_stored
 from manygrad.tensor.stored import ENDED, HISTORY
 from manygrad.tensor.tensor import Tensor
 from manygrad.tensor.uop import UOp
+from manygrad.tensor.uop.rewrite import substitute
 from manygrad.tensor.uop.views import memory, rebased
 
 Passed = Mapping[int, Tensor]  # by the id of an input's own tensor, the argument of this call
@@ -294,9 +295,25 @@ def _leaf(t: Tensor, found: tuple[ResultMemory, int] | None, own: Mapping[UOp, T
     if node in own:
         key, uop = id(own[node]), t.uop
         return lambda passed, values: _part(passed[key], uop, node)
-    if is_stored(t.uop) and binds(t):
+    if not is_stored(t.uop):
+        return _lazy_copy(t, own)
+    if binds(t):
         return lambda passed, values: with_dims(t, values) if values else t
     return lambda passed, values: t
+
+
+def _lazy_copy(t: Tensor, own: Mapping[UOp, Tensor]) -> Leaf:
+    """A copy that nothing has to be computed for (elements of memory in another order): another one each time, which
+    keeps its value when that memory is written."""
+    uop, like = t.uop, _as(t, t.uop)
+    LIVE.discard(like)  # (no value that anybody reads)
+    read = {u: id(own[u]) for u in uop.toposort() if u in own}
+
+    def copy(passed: Passed, values: dict[str, int]) -> Tensor:
+        made = _as(like, substitute(uop, {u: passed[key].uop for u, key in read.items()}) if read else uop)
+        return with_dims(made, values) if values and binds(like) else made
+
+    return copy
 
 
 def _as(t: Tensor, uop: UOp) -> Tensor:

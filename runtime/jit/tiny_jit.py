@@ -35,9 +35,9 @@ from manygrad.runtime.jit.arguments import (
     shapes_of,
     walk,
 )
-from manygrad.runtime.jit.captured import Captured, Constants, Numbers
+from manygrad.runtime.jit.captured import Captured, Constants, Numbers, replaced
 from manygrad.runtime.jit.native_replay import NativeReplay
-from manygrad.runtime.jit.recording import Named, lazy_readers, realize_all, record
+from manygrad.runtime.jit.recording import Named, lazy_readers, read_from, realize_all, record, tensors_of
 from manygrad.runtime.profile import profile
 from manygrad.runtime.profile.counters import GlobalCounters, end_after_last_step
 from manygrad.tensor.deferred.thread import at_once, end_trace, forget_traces
@@ -294,6 +294,7 @@ class TinyJit(Generic[T]):
         return out
 
     def _follow(self, captured: Captured[T], args: Any, kwargs: Any, tensors: Named) -> None:
+        captured.keep_old_values()  # (else the function would, where it writes what they read)
         if found := captured.following.follow(self.fn, args, kwargs, tensors, captured.inputs):
             changed = f" The step itself changes {', '.join(sorted(self.ignored))}." if self.ignored else ""
             raise JitError(
@@ -350,7 +351,9 @@ class TinyJit(Generic[T]):
         recorded = record(self.fn, args, kwargs, tensors)
         guards = Guards(self.fn)
         self.ignored |= {p for p in guards.differences(before) if isinstance(guards.values.get(p), NUMBERS)}
-        out: T = recorded.out
+        given = recorded.given([t for _, t in tensors])
+        others = {id(t): now for _, t in tensors_of(recorded.out) if (now := read_from(t, given)) is not t}
+        out: T = replaced(recorded.out, others) if others else recorded.out
         if is_first and recorded.made_state(known):
             self.assigned = recorded.assigned
             lazy = [t for t in self.assigned if not is_stored(t.uop)]
