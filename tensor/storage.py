@@ -20,7 +20,7 @@ from __future__ import annotations
 import itertools
 import os
 import weakref
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -207,11 +207,9 @@ def sharing(t: Tensor) -> list[Tensor]:
 
 def is_one_storage(a: Tensor, b: Tensor) -> bool:
     """Whether two values that are not computed yet are, or are views of, one storage: one that was written to, say."""
-    if a._storage is None or (base := memory(a.uop)) is not memory(b.uop):
+    if a._storage is None or b._storage is None or (base := memory(a.uop)) is not memory(b.uop):
         return False
-    if base.op in MEMORY:
-        return before_writes(base) in ORIGIN
-    return b._storage is not None and a._storage.own() is b._storage.own()
+    return before_writes(base) in ORIGIN if base.op in MEMORY else a._storage.own() is b._storage.own()
 
 
 class Moves:
@@ -241,9 +239,10 @@ def own_view(u: UOp) -> UOp:
 def rebased_views(tensors: Sequence[Tensor], base: UOp, new: UOp) -> list[tuple[Tensor, UOp]]:
     """Each of these views of `base`, as the same view of `new`; a leaf as a node of its own."""
     views = [rebased(s.uop, base, new) for s in tensors]
+    count = Counter(map(id, views))  # (of nodes, which live as long as `views`)
     for i, (s, u) in enumerate(zip(tensors, views)):
-        is_own = u in (base, new) or (u.op is Ops.DETACH and u.arg is not None)
-        if s._requires_grad and (not is_own or views.count(u) > 1):
+        is_numbered = s.uop.op is Ops.CONTIGUOUS and u is not base and u is not new
+        if s._requires_grad and (is_numbered or count[id(u)] > 1):
             views[i] = own_view(u) if is_stored(u) else UOp(Ops.CONTIGUOUS, u.dtype, (u,), OwnNumber.new())
     return list(zip(tensors, views))
 

@@ -219,9 +219,8 @@ def _kind(u: UOp) -> tuple[Any, ...]:
     """An external value as far as a program can tell beforehand: stored, or a lazy view or cast of what is."""
     chain: list[Any] = []
     while u.op in _LAZY and u not in HISTORY and len(chain) < 12:
-        arg = (
-            None if u.op is Ops.DETACH and isinstance(u.arg, OwnNumber) else u.arg
-        )  # (a leaf's number is another each time)
+        is_number = u.op is Ops.DETACH and isinstance(u.arg, OwnNumber)  # (another one each time)
+        arg = None if is_number else u.arg
         chain += (u.op, u.dtype, arg)
         u = u.src[0]
     is_plain = u.op is Ops.BUFFER and engine().follows(u.arg.device)

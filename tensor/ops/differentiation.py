@@ -369,7 +369,8 @@ def as_written(t: Tensor, value: Tensor) -> Written:
     """
     on = grad_mode.is_grad_enabled()
     if not t.dtype.is_float or (t._requires_grad and (on or t.uop.op in MEMORY)):
-        return Written(value)
+        # (what is assigned to a leaf is its value; others in its memory may have histories)
+        return Written(value.detach() if t._requires_grad and t.uop.op not in MEMORY else value)
     if not on and (value._requires_grad or not (value.uop.op is Ops.DETACH or grad_mode.STOPPED(value.uop))):
         value = value.detach()
     is_apart = attached(t.uop) is not t.uop
