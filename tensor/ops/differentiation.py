@@ -368,9 +368,11 @@ def as_written(t: Tensor, value: Tensor) -> Written:
     made under no_grad(), or detached, others may be left that a gradient flows through: they keep it, too.
     """
     on = grad_mode.is_grad_enabled()
-    if not t.dtype.is_float or (t._requires_grad and (on or t.uop.op in MEMORY)):
+    if not t.dtype.is_float:
+        return Written(value)
+    if t._requires_grad and (on or not _is_of_detached(t)):
         # (what is assigned to a leaf is its value; others in its memory may have histories)
-        return Written(value.detach() if t._requires_grad and t.uop.op not in MEMORY else value)
+        return Written(value if t.uop.op in MEMORY else value.detach())
     if not on and (value._requires_grad or not (value.uop.op is Ops.DETACH or grad_mode.STOPPED(value.uop))):
         value = value.detach()
     is_apart = attached(t.uop) is not t.uop
@@ -392,6 +394,12 @@ def as_written(t: Tensor, value: Tensor) -> Written:
     if flows:
         return Written(unchanged_gradient(value, t), not storage.waits(t), joins)
     return Written(value.detach() if is_apart else value, None, joins)
+
+
+def _is_of_detached(leaf: Tensor) -> bool:
+    """Whether a leaf was made of what is detached, through which another gradient may flow."""
+    u = leaf.uop
+    return storage.detached(u.src[0] if u.op is Ops.CONTIGUOUS else u) is not None
 
 
 def unchanged_gradient(value: Tensor, old: Tensor) -> Tensor:
@@ -426,7 +434,20 @@ def _stands_on(root: UOp, leaves: set[UOp]) -> bool:
     """Whether a gradient flows from it to any of these, or to a stored value that has, or had, one."""
     below = root.toposort(carries)
     has = lambda u: u in HISTORY or u in ENDED  # noqa: E731
-    return any(u in leaves or is_hidden(u) or (has(u) and carries(u)) or was_leaf(u) for u in below)
+    if any(u in leaves or is_hidden(u) or (has(u) and carries(u)) for u in below):
+        return True
+    return any(map(was_leaf, below)) and any(map(was_leaf, _read(root)))
+
+
+def _read(root: UOp) -> set[UOp]:
+    """What a gradient flows to from `root`: not what something was written to, before that."""
+    found, todo = {root}, [root]
+    while todo:
+        u = todo.pop()
+        new = set(u.src[1:] if u.op is Ops.STORE else u.src) - found if carries(u) else set()
+        found |= new
+        todo += new
+    return found
 
 
 def flows_on(root: UOp) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -442,3 +443,18 @@ def test_sums_of_losses_are_read_and_begun_anew_in_a_replayed_loop() -> None:
         if step % 3 == 2:
             assert total.item() == 5 * sum(0.25**k for k in range(step - 2, step + 1))
             total.zero_()
+
+
+@pytest.mark.parametrize("follow", [0, 1])
+def test_a_parameter_that_is_frozen_after_another_in_its_memory_was_written_is_a_leaf(follow: int) -> None:
+    with Context(FOLLOW=0) if not follow else nullcontext():
+        for _ in range(3):
+            layer = nn.Linear(3, 4)
+            optimizer = nn.optim.SGD(layer.parameters(), lr=0.1)
+            layer(Tensor([[1.0, 2.0, 3.0]])).square().sum().backward()
+            optimizer.step()  # (which puts them into one memory)
+            with no_grad():
+                layer.bias[0] = 0.0
+            layer.weight.requires_grad_(False)
+            assert layer.weight.is_leaf and not layer.weight.requires_grad
+            assert copy.deepcopy(layer).weight.tolist() == layer.weight.tolist()
