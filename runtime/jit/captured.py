@@ -35,7 +35,7 @@ from manygrad.tensor.environment import DEBUG, JIT, JIT_CHECK
 from manygrad.tensor.guards import Guards
 from manygrad.tensor.storage import LIVE, TensorSet, is_stored, keep_copy
 from manygrad.tensor.tensor import Tensor
-from manygrad.tensor.uop import Ops, UOp
+from manygrad.tensor.uop import Ops, UOp, toposort
 from manygrad.tensor.uop.views import memory
 
 T = TypeVar("T")
@@ -79,8 +79,10 @@ class Captured(Generic[T]):
         self.overwritten = recorded.overwritten - self.results.buffers
         self.sources = ResultSources(self.inputs, self.results.slots, recorded.known)
         self.state = [weakref.ref(u) for u in recorded.known if overwrites(self.overwritten, u)]  # that it writes
+        owns = {id(i.own) for i in self.inputs}
+        read = set(toposort([t.uop for t in (*results, *(t for t in LIVE if id(t) not in owns))]))
         for i in self.inputs:
-            i.moves = moves_of(i, self.items, results)
+            i.moves = moves_of(i, self.items, read)
         self.writes = any(i.written for i in self.inputs)  # the function assigns inputs
         self.vars = {k: x for _, v in recorded.calls for k, x in v.items()}
         occupied = [b for i, _ in calls for b in i.written if address(b) and b not in self.results.buffers]
@@ -294,12 +296,11 @@ def replaced(x: Any, by: dict[int, Tensor]) -> Any:
     return {k: replaced(y, by) for k, y in x.items()} if isinstance(x, dict) else x
 
 
-def moves_of(i: Input, items: list[ExecItem], results: list[Tensor]) -> list[Callable[[Any], None]] | None:
+def moves_of(i: Input, items: list[ExecItem], read: set[UOp]) -> list[Callable[[Any], None]] | None:
     """Functions that have each item read other memory in place of the input's own; None where one cannot, or where the
-    input is a result, or a tensor was made of it that is still alive."""
+    input is a result, or a tensor that is still alive was made of it: these stand on the nodes in `read`."""
     buffers = buffers_of(i.own.uop)
-    kept = [*results, *(t for t in LIVE if t is not i.own)]
-    if i.twin is not None or i.written or len(buffers) != 1 or any(i.own.uop in t.uop.toposort() for t in kept):
+    if i.twin is not None or i.written or len(buffers) != 1 or i.own.uop in read:
         return None
     readers = [item for item in items if any((b.base or b) is buffers[0] for b in item.buffers)]
     found = [item.mover(buffers[0]) for item in readers]

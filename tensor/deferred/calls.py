@@ -37,6 +37,10 @@ class DeferredCall:
         """Numbers of the values among its arguments."""
         return [*(x.number for x in self._leaves() if type(x) is Value), *(~n for n in self.node.gradients if n < 0)]
 
+    def tensors(self) -> list[Tensor]:
+        """The tensors from before among its arguments."""
+        return [x for x in self._leaves() if isinstance(x, Tensor)]
+
     def may_pass_gradients(self, flowing: Container[int]) -> bool:
         """Whether a gradient may flow through it, as it does through the values of the numbers in `flowing`."""
         if not self.node.modes[0] or self.node.fn.__name__ == "detach":
@@ -76,6 +80,9 @@ class Read:
                     self.memories[base] = t._new(base)
                 self.memories[base].__dict__["_is_result"] = True
 
+    def tensors(self) -> list[Tensor]:
+        return list(self.memories.values())
+
     def of(self, numbers: Container[int]) -> Read:
         """The read of those of the values that are among these."""
         kept = {n: t for n, t in self.read.items() if n in numbers}
@@ -106,6 +113,9 @@ class Resumed:
 
     def __init__(self, kept: KeptGraphs, inputs: Sequence[Tensor], read: Read) -> None:
         self.kept, self.inputs, self.read = kept, inputs, read
+
+    def tensors(self) -> list[Tensor]:
+        return list(self.inputs)
 
     def make(self) -> dict[int, Tensor]:
         """The values, lazily: also where one that is stored is read, for it is taken for stored afterwards."""

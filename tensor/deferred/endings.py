@@ -474,6 +474,8 @@ def computed(
         flush_others(trace)
     THREAD.ending, since = None, engine().communicated()
     inputs = inputs_of(trace)
+    if step is None and kept is None and not writes:
+        inputs = asked_for(trace, ending, calls, inputs)
     making = Making(trace.external)
     lazy: list[Tensor] = []
     of_params = [(p, g._value[1]) for p, g in grads]
@@ -532,9 +534,19 @@ def inputs_of(trace: Trace) -> list[Tensor]:
     found = {id(t): t for t in trace.external.inputs()}
     for call in trace.put_off if trace.has_read else ():
         if not isinstance(call, DeferredCall):
-            more = call.memories.values() if isinstance(call, Read) else call.inputs
-            found |= {id(t): t for t in more if id(t) not in found}
+            found |= {id(t): t for t in call.tensors() if id(t) not in found}
     return list(found.values())
+
+
+def asked_for(trace: Trace, ending: TraceEnding, calls: Sequence[PutOff], inputs: list[Tensor]) -> list[Tensor]:
+    """The inputs of the calls that a read needs, which are noted when it is recorded: of many values that are read one
+    by one each needs few."""
+    if ending.replay is None:
+        read = {id(t) for call in calls for t in call.tensors()}
+        leaves = {n for call in calls if isinstance(call, DeferredCall) for n in call.node.gradients if n >= 0}
+        read |= {id(trace.external.tensors[n]) for n in leaves}
+        ending.inputs = tuple(i for i, t in enumerate(inputs) if id(t) in read)
+    return [inputs[i] for i in ending.inputs]
 
 
 def note_recorded(

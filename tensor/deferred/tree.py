@@ -105,6 +105,7 @@ class TraceEnding:
         self.flowing: frozenset[int] | None = None  # numbers of what is stored that a gradient flows on from
         self.replay: TraceReplay | None = None
         self.used = 0  # when, in uses of the tree's captures
+        self.inputs: tuple[int, ...] = ()  # which of the trace's inputs a read needs
         self.kept: KeptGraphs | None = None  # of values that live on, where calls that write are not made again
 
     @cached_property
